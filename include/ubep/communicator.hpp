@@ -1,0 +1,109 @@
+// A communicator is a fixed set of ranks that exchange tokens.
+//
+//   auto comm = ubep::Communicator::create(bootstrap, {.num_experts = 64, .max_tokens = 128,
+//                                                      .max_hidden = 7168, .max_topk = 8});
+//   ubep::Handle handle;
+//   comm.dispatch(x, routing, {}, handle).or_throw();
+//   ... experts read handle.received() and write handle.expert_output() ...
+//   comm.combine(handle, {.out = out}).or_throw();
+//
+// All ranks start operations in the same order. One thread at a time calls a communicator; only
+// step() and poll() may run on several threads at once. In a forked child every call throws.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ubep/bootstrap.hpp"
+#include "ubep/combine.hpp"
+#include "ubep/dispatch.hpp"
+#include "ubep/handle.hpp"
+#include "ubep/stats.hpp"
+#include "ubep/status.hpp"
+#include "ubep/types.hpp"
+
+namespace ubep {
+
+// The same on every rank; a difference is an error at creation that names field, rank and values.
+// `store` and `timeout` are this rank's own affair.
+struct CommunicatorOptions {
+  int num_experts = 0;                    // E, 1..65535
+  std::vector<std::int32_t> expert_rank;  // [E] owner of each expert; empty = blocks, the first
+                                          // E mod R ranks own one expert more
+  int max_tokens = 0;                     // of one rank in one dispatch; 0 is allowed
+  int max_hidden = 0;
+  DType max_dtype = DType::bf16;  // with max_hidden: the largest row; smaller ones may be sent
+  int max_topk = 8;               // 1..64
+  int slots = 2;                  // dispatches in flight, 1..16
+  Store store = Store::automatic;
+  std::chrono::milliseconds timeout{0};  // of waiting calls; 0 = UBEP_TIMEOUT_MS, else 30 s
+};
+
+class Communicator {
+ public:
+  // Collective. Throws Error{invalid_argument, setup} within bootstrap.timeout.
+  static Communicator create(const Bootstrap& bootstrap, const CommunicatorOptions& options);
+  // What create() would reserve on `rank`.
+  static MemoryPlan plan_memory(const CommunicatorOptions& options, int rank, int size);
+
+  ~Communicator();
+  Communicator(Communicator&&) noexcept;
+  Communicator& operator=(Communicator&&) noexcept;
+
+  int rank() const;
+  int size() const;
+  int num_local_experts() const;
+
+  // Sends x [num_tokens, hidden] to the owners of its experts. Waits until all sources' rows are
+  // here. `x` must stay unchanged until the lease of `handle` ends (own rows are read from it).
+  // Errors as start_dispatch, and timeout, peer_lost, mismatch, corrupt.
+  Status dispatch(const ConstRows& x, const Routing& routing, const DispatchOptions& options,
+                  Handle& handle);
+  Status dispatch(const ConstRows& x, const Handle& cached, Handle& handle);
+  // Brings the outputs back; ends the lease. Errors as start_combine, and as above.
+  Status combine(Handle& handle, const CombineArgs& args);
+
+  // The same without waiting. They never wait: slot_busy, not_ready (a peer has not given its slot
+  // back yet, or the dispatch is not complete) and no_capacity publish nothing and can be retried.
+  // Arguments that can never be right throw Error{invalid_argument}.
+  Status start_dispatch(const ConstRows& x, const Routing& routing, const DispatchOptions& options,
+                        Handle& handle);
+  // Same routing and options as `cached` (a handle whose dispatch completed; all ranks must take
+  // handles of the same dispatch). `cached` and `handle` may be the same object.
+  Status start_dispatch(const ConstRows& x, const Handle& cached, Handle& handle);
+  // `args.out` (and `args.y`) must live until the combine is complete.
+  Status start_combine(Handle& handle, const CombineArgs& args);
+
+  // Moves every started operation on, in order, without waiting; returns the work done (0 = idle).
+  // Lanes 0..lanes-1 may call at the same time, e.g. from an OpenMP region.
+  int step(int lane = 0, int lanes = 1);
+  // State of the handle's latest operation: not_ready while it is pending.
+  Status poll(const Handle& handle) const;
+  // Steps until the handle's latest operation is complete. timeout leaves it pending.
+  Status wait(Handle& handle);
+  Status wait(Handle& handle, std::chrono::steady_clock::time_point deadline);
+
+  // Ends the lease without a combine. A peer that combines this epoch gets mismatch.
+  void release(Handle& handle);
+
+  // A buffer for the next dispatch's x, [num_tokens, hidden]. Near it is the slot itself, so that
+  // nothing is copied; far it is private memory. Valid until that dispatch's lease ends; the next
+  // start_dispatch must pass it. slot_busy while an earlier buffer or a lease is in the way.
+  Status input(std::int64_t num_tokens, std::int64_t hidden, DType dtype, Rows& x);
+
+  CommunicatorFacts facts() const;
+  MemoryPlan memory() const;
+
+  // Local and idempotent; also what the destructor does. Peers that still need this rank's rows
+  // keep them; later operations of theirs report that it left.
+  void close();
+
+ private:
+  struct Impl;
+  explicit Communicator(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ubep

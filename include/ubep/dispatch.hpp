@@ -1,0 +1,78 @@
+// Dispatch: what goes in (routing, options) and what comes out (received rows).
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "ubep/types.hpp"
+
+namespace ubep {
+
+// The gate's decision for this rank's tokens.
+struct Routing {
+  std::span<const std::int32_t> topk_idx;  // [num_tokens, topk] global expert ids; -1 = none
+  std::span<const float> topk_weights;     // [num_tokens, topk]
+  int topk = 0;
+};
+
+struct DispatchOptions {
+  Layout layout = Layout::rank_major;
+  Path path = Path::automatic;
+  Reduction reduction = Reduction::automatic;
+  Weighting weighting = Weighting::kernel;  // rank_major only
+  // rank_major, pull: one row per (token, k) with a local expert, for kernels that cannot skip -1.
+  // At most max_tokens x min(topk, local experts) rows from a source.
+  bool topk1 = false;
+  // pull: received rows may be overwritten with the outputs and are combined from there.
+  bool in_place = false;
+  // pull, rank_major: rows of all sources packed, instead of [size, rows per source, hidden].
+  bool contiguous = false;
+  // read: also offer all peers' tokens as one read-only tensor, see Received::mapped.
+  bool mapped_view = false;
+  // expert_major: each expert's first row is a multiple of this; the rows between are zero.
+  int expert_alignment = 1;
+};
+
+// Received rows of one dispatch. Views into the handle and its lease: they end with combine,
+// release() or the handle. N = number of rows, K = topk, Le = local experts, R = ranks.
+struct Received {
+  Layout layout = Layout::rank_major;
+  DType dtype = DType::bf16;
+  int hidden = 0;
+  int topk = 0;
+  std::uint64_t epoch = 0;
+  std::uint64_t sources = 0;  // bit q: rank q took part (cleared when it was lost before)
+
+  // Rows. rank_major: i = 0..N-1, by source, then token. expert_major: row i of the packed tensor,
+  // i = 0..num_rows-1 with alignment padding counted.
+  std::int64_t num_rows = 0;
+  const std::byte* row(std::int64_t i) const {
+    return row_table.empty() ? base + i * stride_bytes : row_table[static_cast<std::size_t>(i)];
+  }
+  // One tensor [num_rows, hidden] when row_table is empty; its rows are stride_bytes apart (a
+  // multiple of 64). Otherwise the address of every row; with pull (and neither contiguous nor
+  // in_place) the rows of source q begin at base + q * src_stride_bytes.
+  std::span<const std::byte* const> row_table;
+  const std::byte* base = nullptr;
+  std::int64_t stride_bytes = 0;
+  std::int64_t src_stride_bytes = 0;
+
+  // rank_major
+  std::span<const std::int32_t> src_counts;    // [R] rows from each source
+  std::span<const std::int32_t> topk_idx;      // [N, K] local expert ids, -1 = not here ([N] topk1)
+  std::span<const float> topk_weights;         // [N, K], 0 where topk_idx is -1 ([N] for topk1)
+  std::span<const std::int32_t> expert_rows;   // [sum of expert_counts] rows of each local expert
+
+  // both layouts
+  std::span<const std::int32_t> expert_counts;   // [Le] rows for each local expert
+  std::span<const std::int32_t> expert_offsets;  // [Le + 1] into expert_rows, or first row
+
+  // All peers' tokens as one tensor [R, max_tokens, hidden], rank blocks rank_stride_bytes apart,
+  // read-only; only rows with an id >= 0 in mapped_idx [R, max_tokens, K] are meant for this rank.
+  const std::byte* mapped = nullptr;
+  std::int64_t mapped_rank_stride_bytes = 0;
+  std::span<const std::int32_t> mapped_idx;
+  std::span<const float> mapped_weights;
+};
+
+}  // namespace ubep

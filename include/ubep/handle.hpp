@@ -1,0 +1,49 @@
+// A handle is what dispatch returns and combine needs: routing and plan in private memory.
+//
+// While its *lease* lasts (from dispatch to combine or release()) it also holds one slot of the
+// communicator, which the received views point into. A handle outlives its lease and can start
+// further dispatches with the same routing (`Communicator::start_dispatch(x, cached, handle)`).
+// Passing a used handle to a new dispatch reuses its memory.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "ubep/dispatch.hpp"
+#include "ubep/types.hpp"
+
+namespace ubep {
+
+namespace detail {
+struct HandleState;
+}
+
+class Handle {
+ public:
+  Handle();
+  ~Handle();  // ends the lease as release() does
+  Handle(Handle&&) noexcept;
+  Handle& operator=(Handle&&) noexcept;
+
+  // Received rows. Throws Error{misuse} unless the dispatch is complete and the lease is held.
+  const Received& received() const;
+
+  // Where the caller writes expert outputs: [num_rows, hidden] by received row, in the dtype of the
+  // dispatch; with Weighting::owner [expert rows, hidden] in the order of Received::expert_rows.
+  // Near it lies in shared memory and nothing is copied afterwards. Throws as received() does.
+  Rows expert_output();
+
+  // After combine: [num_tokens], 1 = every chosen expert of the token contributed. Tokens whose
+  // experts were lost with a peer have 0.
+  std::span<const std::uint8_t> valid_tokens() const;
+
+  bool holds_lease() const;
+  std::uint64_t epoch() const;  // of the latest dispatch; 0 = never dispatched
+
+ private:
+  friend class Communicator;
+  std::unique_ptr<detail::HandleState> state_;
+};
+
+}  // namespace ubep

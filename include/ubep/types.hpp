@@ -1,0 +1,91 @@
+// Vocabulary of the library: element types, layouts, paths, and views of row matrices.
+//
+// Every view is non-owning. `ConstRows{x, tokens, hidden, DType::bf16}` is a dense [tokens, hidden]
+// matrix; give `stride_bytes` when its rows lie further apart.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace ubep {
+
+// Element type of activations. Sums are made in fp32 and rounded once, to nearest even.
+enum class DType : std::uint8_t { bf16, fp16, fp32 };
+
+constexpr std::size_t size_of(DType dtype) { return dtype == DType::fp32 ? 4 : 2; }
+
+// Arrangement of received rows.
+//   rank_major    a token once per destination rank, rows grouped by source rank, in token order;
+//                 the owner weights its rows, combine is a plain sum over ranks.
+//   expert_major  one row per (token, k), packed by local expert, order (local expert, source,
+//                 token, k); combine weights the rows.
+enum class Layout : std::uint8_t { rank_major, expert_major };
+
+// How rows reach their owner.
+//   read  the owner reads them where the source keeps them: no copy (rank_major only).
+//   pull  the owner copies them out of the source's segment.
+enum class Path : std::uint8_t { automatic, read, pull };
+
+// How lines that cross between ranks are stored (docs/adr/0003-store-policy.md).
+//   near  plain stores, in place: ranks share a cache.
+//   far   non-temporal stores by the side that produces them; own rows stay in private memory.
+// `automatic` takes what the probe at set-up found; unknown counts as far.
+enum class Store : std::uint8_t { automatic, near, far };
+
+// What the bits of a combined row depend on. Always fp32, multiply then add, from +0, one rounding.
+//   exact     k order (default of expert_major).
+//   per_rank  per-rank partial sums in k order, added in rank order (rank_major: the partial sums
+//             are the owners' rows, so it is implied there).
+enum class Reduction : std::uint8_t { automatic, exact, per_rank };
+
+// Who multiplies rank_major rows by their top-k weights.
+//   kernel  the caller's expert kernel: one output row per received row, already weighted.
+//   owner   the library, on the owner: one output row per (received row, local expert) in the order
+//           of `Received::expert_rows`.
+enum class Weighting : std::uint8_t { kernel, owner };
+
+// Distance of two CPUs as seen by a flag that travels between them.
+enum class Placement : std::uint8_t { unknown, smt, near, far };
+
+const char* name(DType dtype);
+const char* name(Layout layout);
+const char* name(Path path);
+const char* name(Store store);
+const char* name(Placement placement);
+
+// A row matrix [num_rows, hidden] that may be written.
+struct Rows {
+  void* data = nullptr;
+  std::int64_t num_rows = 0;
+  std::int64_t hidden = 0;
+  DType dtype = DType::bf16;
+  std::int64_t stride_bytes = 0;  // distance of two rows; 0 = dense
+
+  std::int64_t row_bytes() const { return hidden * static_cast<std::int64_t>(size_of(dtype)); }
+  std::int64_t stride() const { return stride_bytes != 0 ? stride_bytes : row_bytes(); }
+  std::byte* row(std::int64_t i) const { return static_cast<std::byte*>(data) + i * stride(); }
+};
+
+// A row matrix [num_rows, hidden] that is only read.
+struct ConstRows {
+  const void* data = nullptr;
+  std::int64_t num_rows = 0;
+  std::int64_t hidden = 0;
+  DType dtype = DType::bf16;
+  std::int64_t stride_bytes = 0;  // distance of two rows; 0 = dense
+
+  ConstRows() = default;
+  ConstRows(const void* rows, std::int64_t count, std::int64_t width, DType type,
+            std::int64_t stride_in_bytes = 0)
+      : data(rows), num_rows(count), hidden(width), dtype(type), stride_bytes(stride_in_bytes) {}
+  ConstRows(const Rows& rows)  // NOLINT(google-explicit-constructor): a writable view is readable
+      : ConstRows(rows.data, rows.num_rows, rows.hidden, rows.dtype, rows.stride_bytes) {}
+
+  std::int64_t row_bytes() const { return hidden * static_cast<std::int64_t>(size_of(dtype)); }
+  std::int64_t stride() const { return stride_bytes != 0 ? stride_bytes : row_bytes(); }
+  const std::byte* row(std::int64_t i) const {
+    return static_cast<const std::byte*>(data) + i * stride();
+  }
+};
+
+}  // namespace ubep

@@ -1,0 +1,112 @@
+#include "ubep/bootstrap.hpp"
+
+#include <fmt/format.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <charconv>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/group_config.hpp"
+#include "fabric/shm/rendezvous.hpp"
+#include "ubep/status.hpp"
+
+namespace ubep {
+namespace {
+
+constexpr int kUncaught = 70;
+
+int number_from(const char* variable) {
+  const char* text = std::getenv(variable);
+  if (text == nullptr) {
+    throw Error(ErrorCode::setup, fmt::format("{} is not set: expected a number", variable));
+  }
+  int value = 0;
+  const char* end = text + std::strlen(text);
+  if (const auto parsed = std::from_chars(text, end, value);
+      parsed.ec != std::errc{} || parsed.ptr != end) {
+    throw Error(ErrorCode::setup, fmt::format("{} is '{}', expected a number", variable, text));
+  }
+  return value;
+}
+
+[[noreturn]] void run_child(int parent, const Bootstrap& bootstrap,
+                            const std::function<int(const Bootstrap&)>& body) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(kUncaught);
+  int status = kUncaught;
+  try {
+    status = body(bootstrap);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+  }
+  std::fflush(nullptr);
+  _exit(status);
+}
+
+}  // namespace
+
+Bootstrap Bootstrap::from_environment() {
+  Bootstrap bootstrap;
+  bootstrap.rank = number_from("UBEP_RANK");
+  bootstrap.size = number_from("UBEP_WORLD_SIZE");
+  const char* job = std::getenv("UBEP_JOB");
+  bootstrap.job = job != nullptr ? job : "default";
+  return bootstrap;
+}
+
+ThreadGroup::ThreadGroup(int size) : size_(size) {
+  if (size < 1 || size > kMaxRanks) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("size is {}, expected 1..{}", size, kMaxRanks));
+  }
+  rendezvous_ = std::make_shared<detail::ThreadRendezvous>(size);
+}
+
+Bootstrap ThreadGroup::bootstrap(int rank) const {
+  Bootstrap bootstrap;
+  bootstrap.rank = rank;
+  bootstrap.size = size_;
+  bootstrap.threads = rendezvous_;
+  return bootstrap;
+}
+
+std::vector<int> fork_ranks(int size, const std::function<int(const Bootstrap&)>& body) {
+  if (size < 1 || size > kMaxRanks) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("size is {}, expected 1..{}", size, kMaxRanks));
+  }
+  static int calls = 0;
+  Bootstrap bootstrap;
+  bootstrap.size = size;
+  bootstrap.job = fmt::format("fork-{}-{}", getpid(), ++calls);
+  std::fflush(nullptr);
+  const int parent = getpid();
+  std::vector<pid_t> children;
+  for (bootstrap.rank = 0; bootstrap.rank < size; ++bootstrap.rank) {
+    const pid_t child = fork();
+    if (child == 0) run_child(parent, bootstrap, body);
+    if (child < 0) {
+      const int error = errno;
+      for (pid_t other : children) kill(other, SIGKILL);
+      for (pid_t other : children) waitpid(other, nullptr, 0);
+      throw Error(ErrorCode::setup, fmt::format("cannot fork rank {}: {}", bootstrap.rank,
+                                                std::strerror(error)));
+    }
+    children.push_back(child);
+  }
+  std::vector<int> statuses;
+  for (pid_t child : children) {
+    int status = 0;
+    while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+    }
+    statuses.push_back(WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
+  }
+  return statuses;
+}
+
+}  // namespace ubep

@@ -1,0 +1,156 @@
+#include "api/checks.hpp"
+
+#include <fmt/format.h>
+
+#include <numeric>
+
+#include "base/math.hpp"
+#include "ubep/status.hpp"
+
+namespace ubep {
+namespace {
+
+template <class... Args>
+[[noreturn]] void refuse(fmt::format_string<Args...> text, Args&&... args) {
+  throw Error(ErrorCode::invalid_argument, fmt::format(text, std::forward<Args>(args)...));
+}
+
+void check_range(const char* argument, std::int64_t value, std::int64_t low, std::int64_t high) {
+  if (value < low || value > high) {
+    refuse("{} is {}, expected {}..{}", argument, value, low, high);
+  }
+}
+
+void check_flag(const char* option, bool set, bool allowed, const char* needs) {
+  if (set && !allowed) refuse("{} is set, expected only with {}", option, needs);
+}
+
+}  // namespace
+
+void check_bootstrap(const Bootstrap& bootstrap) {
+  check_range("size", bootstrap.size, 1, kMaxRanks);
+  check_range("rank", bootstrap.rank, 0, bootstrap.size - 1);
+}
+
+GroupConfig make_config(const CommunicatorOptions& o, int size) {
+  check_range("num_experts", o.num_experts, 1, kMaxExperts);
+  check_range("max_tokens", o.max_tokens, 0, 1 << 24);
+  check_range("max_hidden", o.max_hidden, 1, 1 << 24);
+  check_range("max_topk", o.max_topk, 1, kMaxTopk);
+  check_range("slots", o.slots, 1, kMaxSlots);
+  if (o.max_dtype > DType::fp32) refuse("max_dtype is {}, expected 0..2", int(o.max_dtype));
+  if (o.store > Store::far) refuse("store is {}, expected 0..2", int(o.store));
+  std::vector<std::int32_t> owner = o.expert_rank;
+  if (owner.empty()) owner = block_map(o.num_experts, size);
+  if (owner.size() != static_cast<std::size_t>(o.num_experts)) {
+    refuse("expert_rank has {} entries, expected num_experts = {}", owner.size(), o.num_experts);
+  }
+  for (std::size_t e = 0; e < owner.size(); ++e) {
+    if (owner[e] < 0 || owner[e] >= size) {
+      refuse("expert_rank[{}] is {}, expected 0..{}", e, owner[e], size - 1);
+    }
+  }
+  GroupConfig config;
+  config.size = size;
+  config.slots = o.slots;
+  config.max_tokens = o.max_tokens;
+  config.max_topk = o.max_topk;
+  config.max_stride = round_up(
+      static_cast<std::uint64_t>(o.max_hidden) * size_of(o.max_dtype), kLineBytes);
+  config.experts = ExpertMap(std::move(owner), size);
+  for (int r = 0; r < size; ++r) {
+    if (config.max_rows(r) > 0x7FFFFFFF) {
+      refuse("max_tokens x size x min(max_topk, local experts) is {} rows on rank {}, expected at "
+             "most {}", config.max_rows(r), r, 0x7FFFFFFF);
+    }
+  }
+  return config;
+}
+
+void check_rows(const ConstRows& rows, const char* argument, const GroupConfig& config) {
+  if (rows.dtype > DType::fp32) refuse("{}.dtype is {}, expected 0..2", argument, int(rows.dtype));
+  if (rows.num_rows < 0) refuse("{}.num_rows is {}, expected >= 0", argument, rows.num_rows);
+  const auto most = static_cast<std::int64_t>(config.max_stride / size_of(rows.dtype));
+  if (rows.hidden < 1 || rows.hidden > most) {
+    refuse("{}.hidden is {} {} elements, expected 1..{} (max_hidden at creation)", argument,
+           rows.hidden, name(rows.dtype), most);
+  }
+  if (rows.stride() < rows.row_bytes()) {
+    refuse("{}.stride_bytes is {}, expected at least {}", argument, rows.stride_bytes,
+           rows.row_bytes());
+  }
+  if (rows.data == nullptr && rows.num_rows > 0) {
+    refuse("{}.data is null, expected {} rows", argument, rows.num_rows);
+  }
+}
+
+void check_routing(const Routing& routing, std::int64_t num_tokens, const GroupConfig& config) {
+  check_range("routing.topk", routing.topk, 1, config.max_topk);
+  const auto expected = static_cast<std::size_t>(num_tokens * routing.topk);
+  if (routing.topk_idx.size() != expected) {
+    refuse("routing.topk_idx has {} elements, expected {} tokens x topk {} = {}",
+           routing.topk_idx.size(), num_tokens, routing.topk, expected);
+  }
+  if (routing.topk_weights.size() != expected) {
+    refuse("routing.topk_weights has {} elements, expected {} tokens x topk {} = {}",
+           routing.topk_weights.size(), num_tokens, routing.topk, expected);
+  }
+  const int experts = config.experts.num_experts();
+  for (std::size_t i = 0; i < expected; ++i) {
+    const std::int32_t e = routing.topk_idx[i];
+    if (e >= -1 && e < experts) continue;
+    const auto topk = static_cast<std::size_t>(routing.topk);
+    refuse("routing.topk_idx[{}][{}] is {}, expected -1..{}", i / topk, i % topk, e, experts - 1);
+  }
+}
+
+DispatchOptions resolve(const DispatchOptions& options) {
+  DispatchOptions o = options;
+  if (o.layout > Layout::expert_major) refuse("layout is {}, expected 0..1", int(o.layout));
+  if (o.path > Path::pull) refuse("path is {}, expected 0..2", int(o.path));
+  if (o.reduction > Reduction::per_rank) refuse("reduction is {}, expected 0..2", int(o.reduction));
+  if (o.weighting > Weighting::owner) refuse("weighting is {}, expected 0..1", int(o.weighting));
+  const bool rank_major = o.layout == Layout::rank_major;
+  const bool needs_copy = !rank_major || o.topk1 || o.in_place || o.contiguous;
+  if (o.path == Path::automatic) o.path = needs_copy ? Path::pull : Path::read;
+  const bool pull = o.path == Path::pull;
+  if (!rank_major && !pull) refuse("path is read, expected pull with layout expert_major");
+  check_flag("topk1", o.topk1, rank_major && pull, "rank_major on pull");
+  check_flag("contiguous", o.contiguous, rank_major && pull, "rank_major on pull");
+  check_flag("in_place", o.in_place, pull && o.weighting == Weighting::kernel,
+             "pull and weighting by the kernel");
+  check_flag("mapped_view", o.mapped_view, rank_major && !pull, "rank_major on read");
+  check_flag("weighting owner", o.weighting == Weighting::owner, rank_major, "rank_major");
+  check_flag("reduction exact", o.reduction == Reduction::exact, !rank_major, "expert_major");
+  if (o.reduction == Reduction::automatic) {
+    o.reduction = rank_major ? Reduction::per_rank : Reduction::exact;
+  }
+  check_range("expert_alignment", o.expert_alignment, 1, rank_major ? 1 : kMaxAlignment);
+  return o;
+}
+
+void check_combine(const CombineArgs& args, const HandleState& h) {
+  const auto check = [&h](const ConstRows& rows, const char* argument, std::int64_t expected) {
+    if (rows.num_rows != expected) {
+      refuse("{}.num_rows is {}, expected {}", argument, rows.num_rows, expected);
+    }
+    if (rows.hidden != h.hidden) {
+      refuse("{}.hidden is {}, expected {} as in dispatch", argument, rows.hidden, h.hidden);
+    }
+    if (rows.dtype != h.dtype) {
+      refuse("{}.dtype is {}, expected {} as in dispatch", argument, name(rows.dtype),
+             name(h.dtype));
+    }
+    if (rows.stride() < rows.row_bytes()) {
+      refuse("{}.stride_bytes is {}, expected at least {}", argument, rows.stride_bytes,
+             rows.row_bytes());
+    }
+    if (rows.data == nullptr && rows.num_rows > 0) {
+      refuse("{}.data is null, expected {} rows", argument, rows.num_rows);
+    }
+  };
+  check(args.out, "out", h.routed->send.num_tokens);
+  if (args.y.data != nullptr) check(args.y, "y", h.output.num_rows);
+}
+
+}  // namespace ubep

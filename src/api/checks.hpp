@@ -1,0 +1,24 @@
+// Checks of arguments, once, where they enter the library. All throw Error{invalid_argument} that
+// names the argument, the value seen and the value expected.
+#pragma once
+
+#include "base/group_config.hpp"
+#include "engine/handle_state.hpp"
+#include "ubep/combine.hpp"
+#include "ubep/communicator.hpp"
+#include "ubep/dispatch.hpp"
+
+namespace ubep {
+
+// Checks the options and derives what all ranks agree on.
+GroupConfig make_config(const CommunicatorOptions& options, int size);
+void check_bootstrap(const Bootstrap& bootstrap);
+
+// [num_rows, hidden] that fits the communicator's rows. `argument` is its name for the message.
+void check_rows(const ConstRows& rows, const char* argument, const GroupConfig& config);
+void check_routing(const Routing& routing, std::int64_t num_tokens, const GroupConfig& config);
+// Returns the options with nothing left `automatic`.
+DispatchOptions resolve(const DispatchOptions& options);
+void check_combine(const CombineArgs& args, const HandleState& handle);
+
+}  // namespace ubep

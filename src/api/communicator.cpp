@@ -1,0 +1,350 @@
+#include "ubep/communicator.hpp"
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+
+#include "api/checks.hpp"
+#include "api/fork_guard.hpp"
+#include "base/hash.hpp"
+#include "engine/engine.hpp"
+#include "engine/waiter.hpp"
+#include "fabric/shm/fabric.hpp"
+#include "fabric/shm/memory_limit.hpp"
+#include "protocol/segment_layout.hpp"
+
+namespace ubep {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kIdleStepsPerLook = 4096;
+
+std::chrono::milliseconds timeout_of(const CommunicatorOptions& options) {
+  if (options.timeout.count() > 0) return options.timeout;
+  if (const char* text = std::getenv("UBEP_TIMEOUT_MS"); text != nullptr) {
+    const long value = std::atol(text);
+    if (value <= 0) {
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("UBEP_TIMEOUT_MS is '{}', expected a number of milliseconds", text));
+    }
+    return std::chrono::milliseconds(value);
+  }
+  return std::chrono::seconds(30);
+}
+
+AgreedFields agreed_fields(const GroupConfig& config) {
+  std::uint64_t map = config.experts.rank.size();
+  for (std::int32_t r : config.experts.rank) map = mix(map, static_cast<std::uint64_t>(r));
+  return {{{"num_experts", config.experts.rank.size()},
+           {"expert_rank (hash)", map},
+           {"max_tokens", static_cast<std::uint64_t>(config.max_tokens)},
+           {"max_hidden x max_dtype (bytes, whole lines)", config.max_stride},
+           {"max_topk", static_cast<std::uint64_t>(config.max_topk)},
+           {"slots", static_cast<std::uint64_t>(config.slots)}}};
+}
+
+MemoryPlan plan_of(const GroupConfig& config, int rank) {
+  MemoryPlan plan;
+  plan.shared_bytes = SegmentLayout(config, rank).bytes();
+  plan.private_bytes = private_bytes(config, rank);
+  // Per slot: the record, x, and for a balanced routing topk rows per token received and put out.
+  const auto choices = static_cast<std::uint64_t>(config.max_tokens) *
+                       static_cast<std::uint64_t>(config.max_topk);
+  const auto rows = static_cast<std::uint64_t>(config.max_tokens) + 2 * choices;
+  const auto per_slot = checked_add(checked_mul(rows, config.max_stride), checked_mul(choices, 12));
+  plan.expected_resident_bytes = checked_mul(static_cast<std::uint64_t>(config.slots), per_slot);
+  return plan;
+}
+
+void check_memory(const GroupConfig& config, int rank) {
+  const std::uint64_t all = checked_mul(plan_of(config, rank).expected_resident_bytes,
+                                        static_cast<std::uint64_t>(config.size));
+  const std::uint64_t available = available_memory_bytes();
+  if (all > available) {
+    throw Error(ErrorCode::setup,
+                fmt::format("the {} ranks would need about {} MiB, available are {} MiB: lower "
+                            "max_tokens, max_topk or slots",
+                            config.size, all >> 20, available >> 20));
+  }
+}
+
+}  // namespace
+
+struct Communicator::Impl {
+  GroupConfig config;
+  std::chrono::milliseconds timeout{};
+  CommunicatorFacts facts;
+  MemoryPlan memory;
+  int rank = 0;
+  bool spin = false;
+  bool closed = false;
+  int generation = fork_generation();
+  int idle_steps = 0;
+  // Destroyed in reverse: handles find the engine gone before its memory is.
+  std::unique_ptr<ShmFabric> fabric;
+  std::shared_ptr<Engine> engine;
+
+  void check_usable() const {
+    if (generation != fork_generation()) {
+      throw Error(ErrorCode::misuse, "this communicator belongs to the parent of a fork");
+    }
+    if (closed) throw Error(ErrorCode::misuse, "this communicator is closed");
+  }
+
+  void check_ours(const HandleState& h) const {
+    if (h.engine.lock() != engine) {
+      throw Error(ErrorCode::misuse, "the handle has no dispatch of this communicator");
+    }
+  }
+
+  static void check_free(const HandleState& h) {
+    if (h.leased && !h.engine.expired()) {
+      throw Error(ErrorCode::misuse, "the handle holds a lease: combine or release it first");
+    }
+  }
+
+  Status too_many_tokens(const ConstRows& x) const {
+    Status status;
+    status.code = Code::no_capacity;
+    status.kind = OpKind::dispatch;
+    status.rank = static_cast<std::int16_t>(rank);
+    status.what = "x.num_rows";
+    status.seen = static_cast<std::uint64_t>(x.num_rows);
+    status.expected = static_cast<std::uint64_t>(config.max_tokens);
+    return status;
+  }
+
+  Clock::time_point deadline() const { return Clock::now() + timeout; }
+
+  // Repeats `attempt` (which never waits) until it says something else than not_ready.
+  template <class Attempt>
+  Status insist(Attempt attempt, Clock::time_point until) {
+    Waiter waiter(spin, until);
+    for (;;) {
+      Status status = attempt();
+      if (status.code != Code::not_ready) return status;
+      if (engine->step(0, 1) > 0) {
+        waiter.busy();
+        continue;
+      }
+      const Waiter::Advice advice = waiter.idle();
+      if (advice == Waiter::Advice::look_for_losses) engine->look_for_losses();
+      if (advice == Waiter::Advice::expired) {
+        status.code = Code::timeout;
+        return status;
+      }
+    }
+  }
+
+  // Steps until the handle's latest operation is complete.
+  Status finish(const HandleState& h, Clock::time_point until) {
+    const Status status = insist([&h] { return state_of(h); }, until);
+    if (status.code != Code::timeout) return status;
+    Status missing = engine->waits_for(h);
+    missing.code = Code::timeout;
+    return missing;
+  }
+
+  static Status state_of(const HandleState& h) {
+    // acquires: status, views and results of the completed operation; written by finish().
+    if (h.state.load_acquire() == HandleState::complete) return h.status;
+    Status status;
+    status.code = Code::not_ready;
+    status.kind = h.kind;
+    status.epoch = h.epoch;
+    return status;
+  }
+};
+
+Communicator::Communicator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Communicator::Communicator(Communicator&&) noexcept = default;
+Communicator& Communicator::operator=(Communicator&& other) noexcept {
+  if (this != &other) {
+    close();
+    impl_ = std::move(other.impl_);
+  }
+  return *this;
+}
+Communicator::~Communicator() { close(); }
+
+Communicator Communicator::create(const Bootstrap& bootstrap, const CommunicatorOptions& options) {
+  check_bootstrap(bootstrap);
+  auto impl = std::make_unique<Impl>();
+  impl->rank = bootstrap.rank;
+  impl->config = make_config(options, bootstrap.size);
+  impl->timeout = timeout_of(options);
+  impl->memory = plan_of(impl->config, bootstrap.rank);
+  impl->spin = may_spin(bootstrap.size);
+  check_memory(impl->config, bootstrap.rank);
+
+  JoinRequest request{.rank = bootstrap.rank,
+                      .size = bootstrap.size,
+                      .job = bootstrap.job,
+                      .deadline = Clock::now() + bootstrap.timeout,
+                      .fields = agreed_fields(impl->config),
+                      .segment_bytes = {}};
+  for (int r = 0; r < bootstrap.size; ++r) {
+    request.segment_bytes.push_back(SegmentLayout(impl->config, r).bytes());
+  }
+  impl->fabric = ShmFabric::join(request, bootstrap.threads.get());
+
+  const FabricFacts& found = impl->fabric->facts();
+  CommunicatorFacts& facts = impl->facts;
+  facts.placement = found.placement;
+  facts.flag_one_way_ns = found.flag_one_way_ns;
+  const bool close_by = found.placement == Placement::near || found.placement == Placement::smt;
+  const Store probed = close_by ? Store::near : Store::far;
+  facts.store = options.store != Store::automatic ? options.store : probed;
+  facts.store_reason = options.store != Store::automatic         ? "asked for"
+                       : found.placement == Placement::unknown ? "placement unknown"
+                                                               : "probe";
+  impl->engine = make_shm_engine(*impl->fabric, {.config = impl->config, .store = facts.store});
+  return Communicator(std::move(impl));
+}
+
+MemoryPlan Communicator::plan_memory(const CommunicatorOptions& options, int rank, int size) {
+  Bootstrap place;
+  place.rank = rank;
+  place.size = size;
+  check_bootstrap(place);
+  return plan_of(make_config(options, size), rank);
+}
+
+int Communicator::rank() const { return impl_->rank; }
+int Communicator::size() const { return impl_->config.size; }
+int Communicator::num_local_experts() const {
+  return impl_->config.experts.num_local(impl_->rank);
+}
+CommunicatorFacts Communicator::facts() const { return impl_->facts; }
+MemoryPlan Communicator::memory() const { return impl_->memory; }
+
+Status Communicator::start_dispatch(const ConstRows& x, const Routing& routing,
+                                    const DispatchOptions& options, Handle& handle) {
+  impl_->check_usable();
+  HandleState& h = *handle.state_;
+  Impl::check_free(h);
+  check_rows(x, "x", impl_->config);
+  check_routing(routing, x.num_rows, impl_->config);
+  const DispatchOptions resolved = resolve(options);
+  if (x.num_rows > impl_->config.max_tokens) return impl_->too_many_tokens(x);
+  h.generation = fork_generation();
+  h.engine = impl_->engine;
+  return impl_->engine->start_dispatch(x,
+                                       {.topk_idx = routing.topk_idx,
+                                        .topk_weights = routing.topk_weights,
+                                        .num_tokens = static_cast<std::uint32_t>(x.num_rows),
+                                        .topk = routing.topk},
+                                       resolved, h);
+}
+
+Status Communicator::start_dispatch(const ConstRows& x, const Handle& cached, Handle& handle) {
+  impl_->check_usable();
+  const HandleState& c = *cached.state_;
+  HandleState& h = *handle.state_;
+  impl_->check_ours(c);
+  Impl::check_free(h);
+  if (c.kind == OpKind::none || (c.kind == OpKind::dispatch && !Impl::state_of(c).ok())) {
+    throw Error(ErrorCode::misuse, "cached: the dispatch of this handle is not complete");
+  }
+  check_rows(x, "x", impl_->config);
+  if (x.num_rows != c.routed->send.num_tokens) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("x.num_rows is {}, expected {} as in the cached dispatch", x.num_rows,
+                            c.routed->send.num_tokens));
+  }
+  h.generation = fork_generation();
+  h.engine = impl_->engine;
+  h.routed = c.routed;
+  return impl_->engine->start_cached_dispatch(x, h);
+}
+
+Status Communicator::start_combine(Handle& handle, const CombineArgs& args) {
+  impl_->check_usable();
+  HandleState& h = *handle.state_;
+  impl_->check_ours(h);
+  if (!h.leased || h.kind != OpKind::dispatch) {
+    throw Error(ErrorCode::misuse, "combine needs a handle that holds the lease of a dispatch");
+  }
+  if (const Status status = Impl::state_of(h); status.code == Code::not_ready) return status;
+  check_combine(args, h);
+  return impl_->engine->start_combine(h, args);
+}
+
+Status Communicator::dispatch(const ConstRows& x, const Routing& routing,
+                              const DispatchOptions& options, Handle& handle) {
+  impl_->check_usable();
+  const auto until = impl_->deadline();
+  const Status status =
+      impl_->insist([&] { return start_dispatch(x, routing, options, handle); }, until);
+  return status.ok() ? impl_->finish(*handle.state_, until) : status;
+}
+
+Status Communicator::dispatch(const ConstRows& x, const Handle& cached, Handle& handle) {
+  impl_->check_usable();
+  const auto until = impl_->deadline();
+  const Status status = impl_->insist([&] { return start_dispatch(x, cached, handle); }, until);
+  return status.ok() ? impl_->finish(*handle.state_, until) : status;
+}
+
+Status Communicator::combine(Handle& handle, const CombineArgs& args) {
+  impl_->check_usable();
+  const auto until = impl_->deadline();
+  const Status status = impl_->insist([&] { return start_combine(handle, args); }, until);
+  return status.ok() ? impl_->finish(*handle.state_, until) : status;
+}
+
+int Communicator::step(int lane, int lanes) {
+  impl_->check_usable();
+  const int done = impl_->engine->step(lane, lanes);
+  if (lane == 0) {
+    impl_->idle_steps = done > 0 ? 0 : impl_->idle_steps + 1;
+    if (impl_->idle_steps == kIdleStepsPerLook) {
+      impl_->idle_steps = 0;
+      impl_->engine->look_for_losses();
+    }
+  }
+  return done;
+}
+
+Status Communicator::poll(const Handle& handle) const {
+  impl_->check_usable();
+  if (handle.state_->kind == OpKind::none) {
+    throw Error(ErrorCode::misuse, "the handle has no operation");
+  }
+  return Impl::state_of(*handle.state_);
+}
+
+Status Communicator::wait(Handle& handle) { return wait(handle, impl_->deadline()); }
+
+Status Communicator::wait(Handle& handle, Clock::time_point deadline) {
+  impl_->check_usable();
+  const HandleState& h = *handle.state_;
+  if (h.kind == OpKind::none) throw Error(ErrorCode::misuse, "the handle has no operation");
+  return impl_->finish(h, deadline);
+}
+
+void Communicator::release(Handle& handle) {
+  impl_->check_usable();
+  HandleState& h = *handle.state_;
+  if (!h.leased) return;
+  impl_->check_ours(h);
+  impl_->engine->release(h);
+}
+
+Status Communicator::input(std::int64_t num_tokens, std::int64_t hidden, DType dtype, Rows& x) {
+  impl_->check_usable();
+  check_rows(ConstRows(impl_.get(), num_tokens, hidden, dtype), "input", impl_->config);
+  if (num_tokens > impl_->config.max_tokens) {
+    return impl_->too_many_tokens(ConstRows(nullptr, num_tokens, hidden, dtype));
+  }
+  return impl_->engine->input(num_tokens, hidden, dtype, x);
+}
+
+void Communicator::close() {
+  if (impl_ == nullptr || impl_->closed || impl_->generation != fork_generation()) return;
+  impl_->closed = true;
+  if (impl_->engine != nullptr) impl_->engine->close();
+}
+
+}  // namespace ubep

@@ -1,0 +1,60 @@
+#include "ubep/handle.hpp"
+
+#include "api/fork_guard.hpp"
+#include "engine/engine.hpp"
+#include "engine/handle_state.hpp"
+#include "ubep/status.hpp"
+
+namespace ubep {
+namespace {
+
+void end_lease(HandleState* h) {
+  if (h == nullptr || !h->leased || h->generation != fork_generation()) return;
+  if (const auto engine = h->engine.lock()) engine->release(*h);
+}
+
+void check_received(const HandleState& h) {
+  const bool dispatched = h.kind == OpKind::dispatch && h.leased && !h.engine.expired();
+  // acquires: the views; written by finish().
+  if (!dispatched || h.state.load_acquire() != HandleState::complete) {
+    throw Error(ErrorCode::misuse, "the handle holds no received rows: its dispatch is not "
+                                   "complete, or its lease has ended");
+  }
+}
+
+}  // namespace
+
+Handle::Handle() : state_(std::make_unique<HandleState>()) {}
+Handle::~Handle() { end_lease(state_.get()); }
+Handle::Handle(Handle&& other) noexcept : state_(std::move(other.state_)) {}
+Handle& Handle::operator=(Handle&& other) noexcept {
+  if (this != &other) {
+    end_lease(state_.get());
+    state_ = std::move(other.state_);
+  }
+  return *this;
+}
+
+const Received& Handle::received() const {
+  check_received(*state_);
+  return state_->received;
+}
+
+Rows Handle::expert_output() {
+  check_received(*state_);
+  return state_->output;
+}
+
+std::span<const std::uint8_t> Handle::valid_tokens() const {
+  const HandleState& h = *state_;
+  // acquires: the bitmap; written by reduce_tokens() on any lane.
+  if (h.kind != OpKind::combine || h.state.load_acquire() != HandleState::complete) {
+    throw Error(ErrorCode::misuse, "valid_tokens: the handle's combine is not complete");
+  }
+  return h.valid;
+}
+
+bool Handle::holds_lease() const { return state_->leased && !state_->engine.expired(); }
+std::uint64_t Handle::epoch() const { return state_->epoch; }
+
+}  // namespace ubep

@@ -1,0 +1,41 @@
+// Plain facts that a fabric states and the engine asks for.
+#pragma once
+
+#include <cstdint>
+
+#include "ubep/types.hpp"
+
+namespace ubep {
+
+// Bytes [offset, offset + bytes) of a rank's segment.
+struct Range {
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+};
+
+// Every fabric keeps the first bytes of a segment for itself; the protocol's words follow.
+inline constexpr std::uint64_t kFabricHeaderBytes = 256;
+
+enum class PeerState : std::uint8_t { joining, live, left, failed, dead };
+
+// The orderings that a fabric supplies by name.
+enum class Ordering : std::uint8_t {
+  before_flag,  // my data stores, non-temporal ones included, before my next flag
+};
+
+// Work that the engine is about to do; costs nothing on a real fabric.
+struct Work {
+  enum class Kind : std::uint8_t { plan, copy, reduce };
+  Kind kind = Kind::copy;
+  std::uint64_t bytes = 0;
+};
+
+struct FabricFacts {
+  bool mapped = false;            // acquire() is an address computation
+  std::uint32_t atomic_bytes = 8;  // aligned stores of this size are never torn
+  bool ordered_stores = false;    // plain stores become visible in order
+  Placement placement = Placement::unknown;
+  double flag_one_way_ns = 0;  // 0 = not measured
+};
+
+}  // namespace ubep

@@ -1,0 +1,84 @@
+// What all ranks of a communicator agree on at creation, and who owns which expert.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "base/math.hpp"
+
+namespace ubep {
+
+inline constexpr int kMaxRanks = 64;
+inline constexpr int kMaxTopk = 64;
+inline constexpr int kMaxSlots = 16;
+inline constexpr int kMaxExperts = 65535;
+inline constexpr int kMaxAlignment = 256;
+
+// Experts sorted by (owner, global id). `position` of an expert is its place in that order,
+// `local` its place among the experts of its owner.
+struct ExpertMap {
+  std::vector<std::int32_t> rank;      // [E]
+  std::vector<std::int32_t> local;     // [E]
+  std::vector<std::int32_t> position;  // [E]
+  std::vector<std::int32_t> first;     // [R + 1] position of each rank's first expert
+
+  ExpertMap() = default;
+  ExpertMap(std::vector<std::int32_t> owner, int num_ranks)
+      : rank(std::move(owner)),
+        local(rank.size()),
+        position(rank.size()),
+        first(static_cast<std::size_t>(num_ranks) + 1) {
+    for (std::int32_t r : rank) ++first[static_cast<std::size_t>(r) + 1];
+    for (std::size_t r = 1; r < first.size(); ++r) first[r] += first[r - 1];
+    std::vector<std::int32_t> next(static_cast<std::size_t>(num_ranks));
+    for (std::size_t e = 0; e < rank.size(); ++e) {
+      const auto r = static_cast<std::size_t>(rank[e]);
+      local[e] = next[r]++;
+      position[e] = first[r] + local[e];
+    }
+  }
+
+  int num_experts() const { return static_cast<int>(rank.size()); }
+  int num_local(int r) const {
+    const auto i = static_cast<std::size_t>(r);
+    return first[i + 1] - first[i];
+  }
+};
+
+// Blocks of experts, the first E mod R ranks own one more.
+inline std::vector<std::int32_t> block_map(int num_experts, int num_ranks) {
+  std::vector<std::int32_t> owner;
+  owner.reserve(static_cast<std::size_t>(num_experts));
+  for (int r = 0; r < num_ranks; ++r) {
+    const int count = num_experts / num_ranks + (r < num_experts % num_ranks ? 1 : 0);
+    owner.insert(owner.end(), static_cast<std::size_t>(count), r);
+  }
+  return owner;
+}
+
+struct GroupConfig {
+  int size = 1;
+  int slots = 2;
+  int max_tokens = 0;
+  int max_topk = 8;
+  std::uint64_t max_stride = 0;  // bytes of the largest row, rounded up to whole lines
+  ExpertMap experts;
+
+  // Rows that `rank` may receive from one source in one dispatch.
+  std::uint64_t max_rows_from_source(int rank, int topk) const {
+    const int per_token = std::min(topk, experts.num_local(rank));
+    return checked_mul(static_cast<std::uint64_t>(max_tokens),
+                       static_cast<std::uint64_t>(per_token));
+  }
+  // Rows that fit into the receive areas of `rank`, alignment padding counted.
+  std::uint64_t max_rows(int rank) const {
+    const auto all = checked_mul(static_cast<std::uint64_t>(size),
+                                 max_rows_from_source(rank, max_topk));
+    const auto padding = checked_mul(static_cast<std::uint64_t>(experts.num_local(rank)),
+                                     kMaxAlignment - 1);
+    return all == 0 ? 0 : checked_add(all, padding);
+  }
+};
+
+}  // namespace ubep

@@ -1,0 +1,77 @@
+#include <fmt/format.h>
+
+#include "ubep/status.hpp"
+#include "ubep/types.hpp"
+
+namespace ubep {
+namespace {
+
+template <class Enum, std::size_t n>
+const char* pick(Enum value, const char* const (&names)[n]) {
+  const auto i = static_cast<std::size_t>(value);
+  return i < n ? names[i] : "?";
+}
+
+std::string rank_list(std::uint64_t mask) {
+  std::string list;
+  for (int r = 0; r < 64; ++r) {
+    if ((mask >> r & 1) != 0) list += (list.empty() ? "" : ",") + std::to_string(r);
+  }
+  return list;
+}
+
+std::string where(const Status& s) {
+  if (s.kind == OpKind::none) return fmt::format("rank {}", s.rank);
+  return fmt::format("rank {}: {} of epoch {}", s.rank, name(s.kind), s.epoch);
+}
+
+}  // namespace
+
+const char* name(DType value) { return pick(value, {"bf16", "fp16", "fp32"}); }
+const char* name(Layout value) { return pick(value, {"rank_major", "expert_major"}); }
+const char* name(Path value) { return pick(value, {"auto", "read", "pull"}); }
+const char* name(Store value) { return pick(value, {"auto", "near", "far"}); }
+const char* name(Placement value) { return pick(value, {"unknown", "smt", "near", "far"}); }
+const char* name(OpKind value) { return pick(value, {"operation", "dispatch", "combine"}); }
+const char* name(Word value) {
+  return pick(value, {"none", "op", "pub", "out", "done", "record", "state"});
+}
+const char* name(Code value) {
+  return pick(value, {"ok", "not_ready", "slot_busy", "timeout", "peer_lost", "mismatch", "corrupt",
+                      "no_capacity"});
+}
+
+std::string Status::message() const {
+  switch (code) {
+    case Code::ok:
+      return "ok";
+    case Code::not_ready:
+      if (peer < 0) return fmt::format("not_ready: {}: {}", where(*this), what);
+      return fmt::format("not_ready: {}: rank {}: {} is {}, needs {}", where(*this), peer,
+                         name(word), seen, expected);
+    case Code::slot_busy:
+      return fmt::format("slot_busy: {}: {}", where(*this), what);
+    case Code::timeout:
+      return fmt::format("timeout: {} waits for rank {}: {} is {}, needs {} (missing ranks: {})",
+                         where(*this), peer, name(word), seen, expected, rank_list(missing));
+    case Code::peer_lost:
+      return fmt::format("peer_lost: {}: rank {} {} (lost ranks: {})", where(*this), peer, what,
+                         rank_list(missing));
+    case Code::mismatch:
+      return fmt::format("mismatch: {}: {} is {} on rank {} and {} on rank {}", where(*this), what,
+                         expected, rank, seen, peer);
+    case Code::corrupt:
+      return fmt::format("corrupt: {}: rank {} published {} {}, allowed {}", where(*this), peer,
+                         what, seen, expected);
+    case Code::no_capacity:
+      return fmt::format("no_capacity: {}: {} is {}, at most {}", where(*this), what, seen,
+                         expected);
+  }
+  return "?";
+}
+
+void Status::or_throw() const {
+  if (!ok()) throw Error(ErrorCode::status, message());
+}
+
+}  // namespace ubep

@@ -1,0 +1,281 @@
+// Combine: own outputs into the slot, own tokens as sums of the owners' rows (docs/protocol.md).
+#pragma once
+
+#include "engine/engine_impl.hpp"
+
+namespace ubep {
+
+// The rows of one token, in the order of the reduction.
+struct TokenRows {
+  std::array<const std::byte*, kMaxTopk> rows;
+  std::array<float, kMaxTopk> weights;
+  std::array<std::uint8_t, kMaxTopk> ends;
+  std::size_t count = 0;
+  bool complete = true;  // no row was lost
+};
+
+template <Fabric F>
+Status EngineImpl<F>::start_combine(HandleState& h, const CombineArgs& args) {
+  if (!failed_.ok()) return failed_;
+  Op& op = free_op();
+  op.handle = &h;
+  op.args = args;
+  const SendPlan& plan = h.routed->send;
+  op.line = next_line(h, OpKind::combine);
+  h.kind = OpKind::combine;
+  h.state.store_release(HandleState::pending);  // publishes: nothing; this thread starts it
+  h.valid.assign(plan.num_tokens, 1);
+  op.waiting = plan.owners;
+  std::uint32_t first = 0;
+  for (int q = 0; q < config_.size; ++q) {
+    op.first_base[static_cast<std::size_t>(q)] = first;
+    if ((plan.owners & bit(q)) == 0) continue;
+    first += static_cast<std::uint32_t>(h.routed->shape.groups(config_.experts, q));
+  }
+  op.bases.resize(first);
+  order_.push_back(&op);
+  bind_outputs(op, args.y);
+  publish_op_line(op.line);
+  add_output_tiles(op);
+  return {};
+}
+
+// Where the outputs are, and where own rows are read.
+template <Fabric F>
+void EngineImpl<F>::bind_outputs(Op& op, const ConstRows& y) {
+  const HandleState& h = *op.handle;
+  op.own_y = h.output;
+  if (y.data != nullptr) {
+    op.own_y = y;
+    op.own_y.num_rows = h.output.num_rows;
+  }
+}
+
+// Outputs that do not lie in the segment yet: everything for peers, and own sums with `owner`.
+template <Fabric F>
+void EngineImpl<F>::add_output_tiles(Op& op) {
+  const HandleState& h = *op.handle;
+  const std::uint64_t stride = stride_of(h);
+  const bool owner = h.routed->options.weighting == Weighting::owner;
+  const Range area = own().y(h.slot, 1, 0, 0);
+  const std::byte* shared = fabric_.claim(area);
+  if (!owner && op.own_y.data == shared) {
+    const auto rows = static_cast<std::uint64_t>(h.routed->receive.num_rows);
+    fabric_.commit(own().y(h.slot, stride, 0, rows));
+    return;
+  }
+  for (int q = 0; q < config_.size; ++q) {
+    if (q == rank_ && !owner) continue;
+    const std::uint32_t rows =
+        h.routed->receive.sources[static_cast<std::size_t>(q)].num_rows();
+    op.send.add(static_cast<std::uint32_t>(q), rows, tiles_for(rows * stride, kTilesPerPeer));
+  }
+}
+
+// Owner weighting: the weighted sum of one received row's expert outputs.
+template <Fabric F>
+void EngineImpl<F>::sum_choices(const Op& op, int q, std::uint32_t row, std::byte* out) const {
+  const HandleState& h = *op.handle;
+  const SourceRows& source = h.routed->receive.sources[static_cast<std::size_t>(q)];
+  const auto& pairs = h.routed->receive.pairs[static_cast<std::size_t>(q)];
+  std::array<const std::byte*, kMaxTopk> rows;
+  std::array<float, kMaxTopk> weights;
+  std::size_t count = 0;
+  for (std::uint32_t j = source.row_entry[row]; j < source.row_entry[row + 1]; ++j, ++count) {
+    rows[count] = op.own_y.row(pairs[j]);
+    weights[count] = source.entries[j].weight;
+  }
+  const RowSum sum{.rows = {rows.data(), count},
+                   .weights = weights.data(),
+                   .hidden = static_cast<std::size_t>(h.hidden),
+                   .dtype = h.dtype};
+  sum_rows_with(q == rank_ ? Store::near : store_, sum, out);
+}
+
+template <Fabric F>
+int EngineImpl<F>::send_outputs(Op& op, Tile& tile) {
+  HandleState& h = *op.handle;
+  const auto q = static_cast<int>(tile.peer);
+  const bool owner = h.routed->options.weighting == Weighting::owner;
+  const std::uint64_t stride = stride_of(h);
+  const auto bytes = static_cast<std::size_t>(h.x.row_bytes());
+  const std::uint32_t begin = tile.next;
+  std::size_t group = 0;
+  fabric_.work({owner ? Work::Kind::reduce : Work::Kind::copy, (tile.end - begin) * bytes});
+  for (; tile.next < tile.end; ++tile.next) {
+    const std::uint64_t row = row_index(h, q, tile.next, group);
+    const Range range = own().y(h.slot, stride, row, 1);
+    const bool keep_private = q == rank_ && store_ == Store::far;
+    std::byte* to =
+        keep_private ? slot_of(h).rows.data() + row * stride : fabric_.claim(range);
+    owner ? sum_choices(op, q, tile.next, to)
+          : copy_with(store_, to, op.own_y.row(static_cast<std::int64_t>(row)), bytes);
+    if (!keep_private) fabric_.commit(range);
+  }
+  fabric_.order(Ordering::before_flag);  // orders: this lane's streamed rows before the tile's end
+  return static_cast<int>(tile.end - begin);
+}
+
+template <Fabric F>
+int EngineImpl<F>::advance_combine(Op& op) {
+  HandleState& h = *op.handle;
+  int done = 0;
+  if (!op.sent && op.send.idle()) {
+    // publishes: outputs and base table of this epoch, to advance_owner() of every peer; without
+    // the order a peer would sum the outputs of an earlier epoch.
+    fabric_.store_flag(own().out(h.slot), 2 * h.epoch);
+    op.sent = true;
+    ++done;
+  }
+  const std::uint64_t before = op.waiting;
+  for (std::uint64_t rest = op.waiting; rest != 0; rest &= rest - 1) {
+    const int q = std::countr_zero(rest);
+    if (advance_owner(op, q)) op.waiting &= ~bit(q);
+  }
+  if (!failed_.ok()) return done;
+  if (op.waiting != before) {
+    ++done;
+    // publishes: the bases of these owners (and who is absent), to gather_token() on any lane.
+    op.ready.store_release(h.routed->send.owners & ~op.waiting);
+  }
+  if (op.sent && !op.placed) {
+    const std::uint32_t tokens = h.routed->send.num_tokens;
+    op.receive.add(0, tokens, tiles_for(tokens * stride_of(h), kTilesForAll));
+    op.placed = true;
+    ++done;
+  }
+  if (op.sent && op.placed && op.waiting == 0 && op.receive.idle()) {
+    // publishes: all my reads of this epoch are over, to next_slot() of every peer; without the
+    // order they would overwrite rows that are still being summed.
+    fabric_.store_flag(own().done(h.slot), h.epoch);
+    h.leased = false;
+    slot_of(h).leased = false;
+    finish(op);
+    ++done;
+  }
+  return done;
+}
+
+// True once rank q's outputs can be read.
+template <Fabric F>
+bool EngineImpl<F>::advance_owner(Op& op, int q) {
+  auto& stage = op.stage[static_cast<std::size_t>(q)];
+  if (q == rank_) {
+    const ReceivePlan& plan = op.handle->routed->receive;
+    for (int g = 0; g < plan.groups; ++g) {
+      op.bases[op.first_base[static_cast<std::size_t>(q)] + static_cast<std::size_t>(g)] =
+          plan.base(q, g);
+    }
+    return op.sent;
+  }
+  if (stage == Op::kOpLine && agree_on_op(op, q)) stage = Op::kAnnouncement;
+  if (stage == Op::kAnnouncement &&
+      announced(op, q, layout(q).out(op.handle->slot), 2 * op.line.epoch)) {
+    stage = Op::kRecord;
+  }
+  return stage == Op::kRecord && read_bases(op, q);
+}
+
+// Copies the owner's base table for this rank and checks that every own row lies inside its area.
+template <Fabric F>
+bool EngineImpl<F>::read_bases(Op& op, int q) {
+  const HandleState& h = *op.handle;
+  const bool by_expert = op.line.layout == Layout::expert_major;
+  const auto groups = static_cast<std::size_t>(h.routed->shape.groups(config_.experts, q));
+  const Range range = layout(q).bases(h.slot, rank_, groups);
+  const std::byte* table = fabric_.acquire(q, range);
+  if (table == nullptr) return false;
+  std::uint32_t* bases = op.bases.data() + op.first_base[static_cast<std::size_t>(q)];
+  std::memcpy(bases, table, range.bytes);
+  fabric_.release(q, range);
+  const std::size_t first_group =
+      by_expert ? static_cast<std::size_t>(config_.experts.first[static_cast<std::size_t>(q)])
+                : static_cast<std::size_t>(q);
+  const std::uint64_t most = config_.max_rows(q);
+  for (std::size_t g = 0; g < groups; ++g) {
+    const std::uint64_t end = std::uint64_t{bases[g]} + h.routed->send.group_rows[first_group + g];
+    if (end <= most) continue;
+    Status status = status_of(op, Code::corrupt);
+    status.peer = static_cast<std::int16_t>(q);
+    status.what = "base";
+    status.expected = most;
+    status.seen = end;
+    fail(status);
+    return false;
+  }
+  return true;
+}
+
+// Collects the addresses of a token's rows. False while one of its owners is not ready.
+template <Fabric F>
+bool EngineImpl<F>::gather_token(Op& op, std::uint32_t token, TokenRows& out) {
+  HandleState& h = *op.handle;
+  const SendPlan& plan = h.routed->send;
+  const std::uint64_t stride = stride_of(h);
+  const bool own_sums = h.routed->options.weighting == Weighting::owner;
+  // acquires: bases and absent of the owners in it; written by advance_combine().
+  const std::uint64_t ready = op.ready.load_acquire();
+  out.count = 0;
+  out.complete = true;
+  for (std::uint32_t i = plan.ref_begin[token]; i < plan.ref_begin[token + 1]; ++i) {
+    const RowRef ref = plan.refs[i];
+    if ((ready & bit(ref.rank)) == 0) return false;
+    if ((op.absent & bit(ref.rank)) != 0) {
+      out.complete = false;
+      // A lost row may have been the last of its partial sum.
+      if (!plan.group_end.empty() && plan.group_end[i] != 0 && out.count > 0) {
+        out.ends[out.count - 1] = 1;
+      }
+      continue;
+    }
+    const std::uint64_t row =
+        std::uint64_t{op.bases[op.first_base[ref.rank] + ref.group]} + ref.index;
+    const std::byte* address = nullptr;
+    if (ref.rank != rank_) {
+      address = fabric_.acquire(ref.rank, layout(ref.rank).y(h.slot, stride, row, 1));
+    } else if (!own_sums) {
+      address = op.own_y.row(static_cast<std::int64_t>(row));
+    } else if (store_ == Store::far) {
+      address = slot_of(h).rows.data() + row * stride;
+    } else {
+      address = fabric_.claim(own().y(h.slot, stride, row, 1));
+    }
+    if (address == nullptr) return false;
+    out.rows[out.count] = address;
+    if (!plan.ref_weights.empty()) out.weights[out.count] = plan.ref_weights[i];
+    if (!plan.group_end.empty()) out.ends[out.count] = plan.group_end[i];
+    ++out.count;
+  }
+  return true;
+}
+
+template <Fabric F>
+int EngineImpl<F>::reduce_tokens(Op& op, Tile& tile) {
+  HandleState& h = *op.handle;
+  const SendPlan& plan = h.routed->send;
+  const std::uint32_t begin = tile.next;
+  const bool weighted = h.routed->options.layout == Layout::expert_major;
+  TokenRows token;
+  for (; tile.next < tile.end; ++tile.next) {
+    if (!gather_token(op, tile.next, token)) break;
+    const RowSum sum{.rows = {token.rows.data(), token.count},
+                     .weights = weighted ? token.weights.data() : nullptr,
+                     .group_end = plan.group_end.empty() ? nullptr : token.ends.data(),
+                     .hidden = static_cast<std::size_t>(h.hidden),
+                     .dtype = h.dtype};
+    fabric_.work({Work::Kind::reduce, token.count * static_cast<std::uint64_t>(h.x.row_bytes())});
+    sum_rows(sum, op.args.out.row(tile.next));
+    h.valid[tile.next] = token.complete ? 1 : 0;
+    if (fabric_.facts().mapped) continue;
+    for (std::uint32_t i = plan.ref_begin[tile.next]; i < plan.ref_begin[tile.next + 1]; ++i) {
+      const RowRef ref = plan.refs[i];
+      if (ref.rank == rank_ || (op.absent & bit(ref.rank)) != 0) continue;
+      const std::uint64_t row =
+          std::uint64_t{op.bases[op.first_base[ref.rank] + ref.group]} + ref.index;
+      fabric_.release(ref.rank, layout(ref.rank).y(h.slot, stride_of(h), row, 1));
+    }
+  }
+  return static_cast<int>(tile.next - begin);
+}
+
+}  // namespace ubep

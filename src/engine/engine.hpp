@@ -1,0 +1,56 @@
+// The one virtual class: operations of one communicator over some fabric.
+//
+// Nothing here blocks, sleeps or reads a clock: a Waiter drives step() for real, a simulator or a
+// test in its own time. Arguments were checked by the caller (src/api).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "base/fabric_facts.hpp"
+#include "base/group_config.hpp"
+#include "engine/handle_state.hpp"
+#include "ubep/combine.hpp"
+#include "ubep/dispatch.hpp"
+#include "ubep/stats.hpp"
+#include "ubep/status.hpp"
+
+namespace ubep {
+
+class Engine {
+ public:
+  virtual ~Engine() = default;
+
+  // `options` are resolved: no `automatic` is left.
+  virtual Status start_dispatch(const ConstRows& x, const RoutingView& routing,
+                                const DispatchOptions& options, HandleState& handle) = 0;
+  // Repeats the routing that `handle.routed` holds.
+  virtual Status start_cached_dispatch(const ConstRows& x, HandleState& handle) = 0;
+  virtual Status start_combine(HandleState& handle, const CombineArgs& args) = 0;
+  virtual int step(int lane, int lanes) = 0;
+
+  // Looks at every peer that is not known to be lost. Costs up to one system call per peer.
+  virtual void look_for_losses() = 0;
+  // What the handle's pending operation waits for: Code::not_ready with the first missing peer.
+  virtual Status waits_for(const HandleState& handle) const = 0;
+
+  // Ends the handle's lease; completes own writes of a pending operation, waits for nobody.
+  virtual void release(HandleState& handle) = 0;
+  virtual Status input(std::int64_t num_tokens, std::int64_t hidden, DType dtype, Rows& x) = 0;
+  virtual void close() = 0;
+};
+
+struct EngineOptions {
+  GroupConfig config;
+  Store store = Store::far;  // resolved
+};
+
+// Bytes of a rank's private output area per slot, and of all its private row areas. Outputs may be
+// one row per choice there (owner weighting), duplicates of an expert included.
+std::uint64_t private_output_bytes(const GroupConfig& config, int rank);
+std::uint64_t private_bytes(const GroupConfig& config, int rank);
+
+class ShmFabric;
+std::shared_ptr<Engine> make_shm_engine(ShmFabric& fabric, const EngineOptions& options);
+
+}  // namespace ubep

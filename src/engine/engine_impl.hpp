@@ -1,0 +1,439 @@
+// The engine over any fabric. The bodies: dispatch_impl.hpp and combine_impl.hpp.
+//
+// To add a fabric: satisfy fabric/concept.hpp and instantiate EngineImpl in one .cpp.
+#pragma once
+
+#include <bit>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/math.hpp"
+#include "engine/engine.hpp"
+#include "engine/op.hpp"
+#include "fabric/concept.hpp"
+#include "memory/copy.hpp"
+#include "memory/row_kernels.hpp"
+#include "protocol/record.hpp"
+#include "protocol/segment_layout.hpp"
+
+namespace ubep {
+
+template <Fabric F>
+class EngineImpl final : public Engine {
+ public:
+  EngineImpl(F& fabric, const EngineOptions& options);
+
+  Status start_dispatch(const ConstRows& x, const RoutingView& routing,
+                        const DispatchOptions& options, HandleState& handle) override;
+  Status start_cached_dispatch(const ConstRows& x, HandleState& handle) override;
+  Status start_combine(HandleState& handle, const CombineArgs& args) override;
+  int step(int lane, int lanes) override;
+  void look_for_losses() override;
+  Status waits_for(const HandleState& handle) const override;
+  void release(HandleState& handle) override;
+  Status input(std::int64_t num_tokens, std::int64_t hidden, DType dtype, Rows& x) override;
+  void close() override;
+
+ private:
+  // engine_impl.hpp
+  static std::uint64_t bit(int rank) { return std::uint64_t{1} << rank; }
+  static std::uint64_t stride_of(const ConstRows& rows) {
+    return round_up(static_cast<std::uint64_t>(rows.row_bytes()), kLineBytes);
+  }
+  std::uint64_t stride_of(const HandleState& h) const {
+    return stride_of(ConstRows(nullptr, 0, h.hidden, h.dtype));
+  }
+  const SegmentLayout& layout(int rank) const { return layouts_[static_cast<std::size_t>(rank)]; }
+  const SegmentLayout& own() const { return layout(rank_); }
+  Slot& slot_of(const HandleState& h) { return slots_[static_cast<std::size_t>(h.slot)]; }
+  Op* find(const HandleState& handle) const;
+  Op& free_op();
+  int run_tiles(Op& op);
+  int advance(Op& op);
+  void fail(const Status& status);
+  int retire(Op& op, const Status& status);
+  void finish(Op& op);
+  Status status_of(const Op& op, Code code) const;
+  Status describe_wait(const HandleState& handle) const;
+  Status not_ready(OpKind kind, const char* what) const;
+  bool announced(Op& op, int q, std::uint64_t word_offset, std::uint64_t value);
+  void give_up_on(Op& op, int q);
+  bool agree_on_op(Op& op, int q);
+  OpLine next_line(const HandleState& h, OpKind kind);
+  void publish_op_line(const OpLine& line);
+
+  // dispatch_impl.hpp
+  Status next_slot(bool uses_input, std::uint64_t& epoch) const;
+  Status check_capacity(const HandleState& h) const;
+  void begin_dispatch(const ConstRows& x, HandleState& handle, bool cached);
+  void write_record(const HandleState& h);
+  void bind_areas(HandleState& h);
+  int advance_dispatch(Op& op);
+  bool advance_source(Op& op, int q);
+  bool read_record_head(Op& op, int q);
+  bool read_record(Op& op, int q);
+  void source_arrived(Op& op, int q);
+  void place_rows(Op& op);
+  void show_received(Op& op);
+  void show_mapped(Op& op);
+  void zero_padding(const HandleState& h);
+  void publish_bases(const HandleState& h);
+  bool copies_at_once(const HandleState& h) const;
+  std::uint64_t row_index(const HandleState& h, int q, std::uint32_t row, std::size_t& group) const;
+  int send_tokens(Op& op, Tile& tile);
+  int pull_rows(Op& op, Tile& tile);
+
+  // combine_impl.hpp
+  void bind_outputs(Op& op, const ConstRows& y);
+  void add_output_tiles(Op& op);
+  int advance_combine(Op& op);
+  bool advance_owner(Op& op, int q);
+  bool read_bases(Op& op, int q);
+  int send_outputs(Op& op, Tile& tile);
+  void sum_choices(const Op& op, int q, std::uint32_t row, std::byte* out) const;
+  int reduce_tokens(Op& op, Tile& tile);
+  bool gather_token(Op& op, std::uint32_t token, struct TokenRows& rows);
+
+  F& fabric_;
+  GroupConfig config_;
+  Store store_;
+  int rank_;
+  std::vector<SegmentLayout> layouts_;
+  std::vector<Slot> slots_;
+  std::vector<std::unique_ptr<Op>> ops_;  // in no order; `order_` is
+  std::vector<Op*> order_;                // started, oldest first
+  std::uint64_t seq_ = 0;                 // last used
+  std::uint64_t epoch_ = 0;               // last used
+  bool input_reserved_ = false;
+  const void* input_data_ = nullptr;
+  std::uint64_t lost_ = 0;      // bit p: rank p died, left or failed
+  std::uint64_t reported_ = 0;  // those that an operation has returned peer_lost for
+  std::array<const char*, kMaxRanks> how_lost_ = {};
+  Status failed_;  // mismatch or corrupt: the end of this communicator
+  bool closed_ = false;
+  mutable LaneWord control_{1};
+};
+
+template <Fabric F>
+EngineImpl<F>::EngineImpl(F& fabric, const EngineOptions& options)
+    : fabric_(fabric),
+      config_(options.config),
+      store_(options.store),
+      rank_(fabric.rank()),
+      slots_(static_cast<std::size_t>(config_.slots)) {
+  for (int r = 0; r < config_.size; ++r) layouts_.emplace_back(config_, r);
+  for (Slot& slot : slots_) {
+    slot.x = PrivateRows(own().x_area_bytes());
+    slot.rows = PrivateRows(own().y_area_bytes());
+    slot.y = PrivateRows(private_output_bytes(config_, rank_));
+  }
+  for (int i = 0; i < 2 * config_.slots; ++i) ops_.push_back(std::make_unique<Op>(config_.size));
+}
+
+template <Fabric F>
+Op* EngineImpl<F>::find(const HandleState& handle) const {
+  for (Op* op : order_) {
+    if (op->handle == &handle) return op;
+  }
+  return nullptr;
+}
+
+// A free place exists: at most one operation per lease is pending.
+template <Fabric F>
+Op& EngineImpl<F>::free_op() {
+  for (const auto& op : ops_) {
+    if (op->line.kind != OpKind::none) continue;
+    op->cached = op->sent = op->placed = false;
+    op->status = {};
+    op->absent = 0;
+    op->stage.fill(Op::kOpLine);
+    op->send.clear();
+    op->receive.clear();
+    op->ready.store_release(0);  // publishes: nothing; no tile is out yet
+    return *op;
+  }
+  std::abort();
+}
+
+template <Fabric F>
+int EngineImpl<F>::step(int lane, int lanes) {
+  (void)lane;
+  (void)lanes;
+  int done = 0;
+  // claims: the control part; one lane at a time advances operations.
+  if (control_.try_claim(1, 0)) {
+    done += fabric_.progress();
+    for (std::size_t i = 0; i < order_.size();) {
+      Op* op = order_[i];
+      done += advance(*op);
+      if (i < order_.size() && order_[i] == op) ++i;  // else it finished and left the list
+    }
+    control_.store_release(1);  // publishes: the operations' state, to the next lane in control
+  }
+  for (const auto& op : ops_) done += run_tiles(*op);
+  return done;
+}
+
+// Any lane. The kind is read after a tile was claimed: add() published it.
+template <Fabric F>
+int EngineImpl<F>::run_tiles(Op& op) {
+  const auto dispatching = [&op] { return op.line.kind == OpKind::dispatch; };
+  int done = op.send.run([&](Tile& tile) {
+    return dispatching() ? send_tokens(op, tile) : send_outputs(op, tile);
+  });
+  done += op.receive.run([&](Tile& tile) {
+    return dispatching() ? pull_rows(op, tile) : reduce_tokens(op, tile);
+  });
+  return done;
+}
+
+template <Fabric F>
+int EngineImpl<F>::advance(Op& op) {
+  if (!failed_.ok()) return retire(op, failed_);
+  return op.line.kind == OpKind::dispatch ? advance_dispatch(op) : advance_combine(op);
+}
+
+// Ends an operation undone, once no lane holds a tile of it.
+template <Fabric F>
+int EngineImpl<F>::retire(Op& op, const Status& status) {
+  op.send.drop();
+  op.receive.drop();
+  if (!op.send.idle() || !op.receive.idle()) return 0;
+  op.status = status;
+  finish(op);
+  return 1;
+}
+
+template <Fabric F>
+void EngineImpl<F>::finish(Op& op) {
+  HandleState& h = *op.handle;
+  h.status = op.status;
+  std::erase(order_, &op);
+  op.line.kind = OpKind::none;
+  op.handle = nullptr;
+  // publishes: the handle's status, views and results, to poll() on any lane.
+  h.state.store_release(HandleState::complete);
+}
+
+// mismatch and corrupt end the communicator: whatever is pending or comes later gets this status.
+template <Fabric F>
+void EngineImpl<F>::fail(const Status& status) {
+  if (!failed_.ok()) return;
+  failed_ = status;
+  fabric_.set_state(PeerState::failed);
+}
+
+template <Fabric F>
+Status EngineImpl<F>::status_of(const Op& op, Code code) const {
+  Status status;
+  status.code = code;
+  status.kind = op.line.kind;
+  status.rank = static_cast<std::int16_t>(rank_);
+  status.epoch = op.line.epoch;
+  return status;
+}
+
+template <Fabric F>
+Status EngineImpl<F>::not_ready(OpKind kind, const char* what) const {
+  Status status;
+  status.code = Code::not_ready;
+  status.kind = kind;
+  status.rank = static_cast<std::int16_t>(rank_);
+  status.epoch = epoch_;
+  status.what = what;
+  return status;
+}
+
+// Takes the next sequence number.
+template <Fabric F>
+OpLine EngineImpl<F>::next_line(const HandleState& h, OpKind kind) {
+  OpLine line;
+  line.seq = ++seq_;
+  line.epoch = h.epoch;
+  line.origin = h.routed->origin;
+  line.hidden = static_cast<std::uint32_t>(h.hidden);
+  line.tokens = h.routed->send.num_tokens;
+  line.kind = kind;
+  line.dtype = h.dtype;
+  line.layout = h.routed->options.layout;
+  line.reduction = h.routed->options.reduction;
+  line.topk = static_cast<std::uint8_t>(h.routed->shape.topk);
+  line.topk1 = h.routed->options.topk1 ? 1 : 0;
+  return line;
+}
+
+template <Fabric F>
+void EngineImpl<F>::publish_op_line(const OpLine& line) {
+  const Range range{own().op(line.seq), sizeof(OpLine)};
+  std::byte* place = fabric_.claim(range);
+  constexpr std::size_t kSeq = sizeof(line.seq);
+  std::memcpy(place + kSeq, reinterpret_cast<const std::byte*>(&line) + kSeq, sizeof(line) - kSeq);
+  fabric_.commit(range);
+  // publishes: the rest of the op line, to agree_on_op() of every peer; without the order a peer
+  // would compare with the line of 4N operations ago.
+  fabric_.store_flag(range.offset, line.seq);
+}
+
+// Waits (across calls) for op line `seq` of rank q and compares it. True once q agrees.
+template <Fabric F>
+bool EngineImpl<F>::agree_on_op(Op& op, int q) {
+  const std::uint64_t offset = layout(q).op(op.line.seq);
+  if (!announced(op, q, offset, op.line.seq)) return false;
+  const std::byte* line = fabric_.acquire(q, {offset, sizeof(OpLine)});
+  if (line == nullptr) return false;
+  OpLine& theirs = op.theirs[static_cast<std::size_t>(q)];
+  std::memcpy(&theirs, line, sizeof(theirs));
+  fabric_.release(q, {offset, sizeof(OpLine)});
+
+  Status status = status_of(op, Code::mismatch);
+  status.peer = static_cast<std::int16_t>(q);
+  status.word = Word::op;
+  OpDifference found = find_corruption(theirs, static_cast<std::uint32_t>(config_.max_tokens));
+  if (found.field != nullptr) {
+    status.code = Code::corrupt;
+  } else {
+    found = compare(op.line, theirs);
+  }
+  if (found.field == nullptr) return true;
+  status.what = found.field;
+  status.expected = found.mine;
+  status.seen = found.theirs;
+  fail(status);
+  return false;
+}
+
+// Whether a word of rank q has reached `value`. When q is lost and it has not, q is given up.
+template <Fabric F>
+bool EngineImpl<F>::announced(Op& op, int q, std::uint64_t word_offset, std::uint64_t value) {
+  // acquires: what q stored before the word (op line, record and rows, or outputs and bases).
+  std::uint64_t seen = fabric_.load_flag(q, word_offset);
+  if (seen < value && (lost_ & bit(q)) != 0) {
+    // acquires: as above; q may have set it between our look and its end, and then took part.
+    seen = fabric_.load_flag(q, word_offset);
+    if (seen < value) give_up_on(op, q);
+  }
+  if (seen <= value) return seen == value;
+  Status status = status_of(op, Code::corrupt);
+  const bool released = op.stage[static_cast<std::size_t>(q)] != Op::kOpLine &&
+                        op.line.kind == OpKind::combine && seen == value + 1;
+  if (released) status.code = Code::mismatch;
+  status.peer = static_cast<std::int16_t>(q);
+  status.word = released ? Word::out : Word::none;
+  status.what = released ? "out (2 x epoch, + 1 = released without combine)" : "a word of";
+  status.expected = value;
+  status.seen = seen;
+  fail(status);
+  return false;
+}
+
+template <Fabric F>
+void EngineImpl<F>::give_up_on(Op& op, int q) {
+  op.waiting &= ~bit(q);
+  op.absent |= bit(q);
+  if ((reported_ & bit(q)) != 0) return;
+  reported_ |= bit(q);
+  if (op.status.ok()) {
+    op.status = status_of(op, Code::peer_lost);
+    op.status.peer = static_cast<std::int16_t>(q);
+    op.status.what = how_lost_[static_cast<std::size_t>(q)];
+  }
+  op.status.missing |= bit(q);
+}
+
+template <Fabric F>
+void EngineImpl<F>::look_for_losses() {
+  // claims: the control part, which owns `lost_`; another lane in it will look next time.
+  if (!control_.try_claim(1, 0)) return;
+  for (int p = 0; p < config_.size; ++p) {
+    if (p == rank_ || (lost_ & bit(p)) != 0) continue;
+    const PeerState state = fabric_.peer_state(p);
+    if (state == PeerState::live || state == PeerState::joining) continue;
+    lost_ |= bit(p);
+    how_lost_[static_cast<std::size_t>(p)] = state == PeerState::left     ? "left"
+                                             : state == PeerState::failed ? "failed"
+                                                                          : "died";
+  }
+  control_.store_release(1);  // publishes: `lost_`, to the next lane in control
+}
+
+template <Fabric F>
+Status EngineImpl<F>::waits_for(const HandleState& handle) const {
+  // claims: the control part, for the list of operations.
+  if (!control_.try_claim(1, 0)) return not_ready(handle.kind, "another lane is at work");
+  Status status = describe_wait(handle);
+  control_.store_release(1);  // publishes: nothing; gives control back
+  return status;
+}
+
+template <Fabric F>
+Status EngineImpl<F>::describe_wait(const HandleState& handle) const {
+  const Op* op = find(handle);
+  if (op == nullptr) return not_ready(handle.kind, "the operation is not pending");
+  Status status = status_of(*op, Code::not_ready);
+  status.missing = op->waiting;
+  if (op->waiting == 0) {
+    status.what = "own work is not done: step() it";
+    return status;
+  }
+  const int q = std::countr_zero(op->waiting);
+  const bool dispatching = op->line.kind == OpKind::dispatch;
+  const bool started = op->stage[static_cast<std::size_t>(q)] != Op::kOpLine;
+  status.peer = static_cast<std::int16_t>(q);
+  status.word = !started ? Word::op : dispatching ? Word::pub : Word::out;
+  status.expected = !started      ? op->line.seq
+                    : dispatching ? op->line.epoch
+                                  : 2 * op->line.epoch;
+  const std::uint64_t offset = !started      ? layout(q).op(op->line.seq)
+                               : dispatching ? layout(q).pub(handle.slot)
+                                             : layout(q).out(handle.slot);
+  status.seen = fabric_.load_flag(q, offset);  // acquires: nothing; only the value is shown
+  return status;
+}
+
+template <Fabric F>
+void EngineImpl<F>::release(HandleState& handle) {
+  if (!handle.leased || closed_) return;
+  Op* op = find(handle);
+  const std::uint64_t out_word = 2 * handle.epoch;
+  bool outputs_published = handle.kind == OpKind::combine;
+  if (op != nullptr) {
+    op->receive.drop();
+    (void)run_tiles(*op);  // own rows: they need nobody, and their source may be gone afterwards
+    if (!op->sent) {
+      fabric_.order(Ordering::before_flag);  // orders: rows and outputs before the words below
+      // publishes: x rows and record of the abandoned dispatch, to advance_source(); or outputs
+      // and bases of the abandoned combine, to advance_owner(). Peers still count on them.
+      outputs_published ? fabric_.store_flag(own().out(handle.slot), out_word)
+                        : fabric_.store_flag(own().pub(handle.slot), handle.epoch);
+    }
+    op->status = not_ready(handle.kind, "released while pending");
+    finish(*op);
+  }
+  if (!outputs_published) {
+    // publishes: that no outputs of this epoch will come; a peer's combine fails instead of waiting.
+    fabric_.store_flag(own().out(handle.slot), out_word + 1);
+  }
+  // publishes: all my reads of this epoch are over, to next_slot() of every peer; without it they
+  // would overwrite rows that are still being read, or wait for ever.
+  fabric_.store_flag(own().done(handle.slot), handle.epoch);
+  handle.leased = false;
+  slot_of(handle).leased = false;
+}
+
+template <Fabric F>
+void EngineImpl<F>::close() {
+  if (closed_) return;
+  closed_ = true;
+  while (!order_.empty()) {
+    Op& op = *order_.front();
+    (void)retire(op, not_ready(op.line.kind, "the communicator was closed"));
+  }
+  if (failed_.ok()) fabric_.set_state(PeerState::left);
+}
+
+}  // namespace ubep
+
+#include "engine/combine_impl.hpp"   // IWYU pragma: export
+#include "engine/dispatch_impl.hpp"  // IWYU pragma: export

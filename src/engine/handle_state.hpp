@@ -1,0 +1,64 @@
+// What a handle holds: the plan of a routing (shared by handles that repeat it), and the state of
+// its latest operation and lease.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "memory/word.hpp"
+#include "plan/receive_plan.hpp"
+#include "plan/send_plan.hpp"
+#include "ubep/combine.hpp"
+#include "ubep/dispatch.hpp"
+#include "ubep/status.hpp"
+
+namespace ubep {
+
+class Engine;
+
+// Routing and plan of one dispatch; cached dispatches share it.
+struct Routed {
+  DispatchOptions options;  // path and reduction resolved
+  PlanShape shape;
+  std::uint64_t origin = 0;  // epoch of the dispatch that made it
+  SendPlan send;
+  ReceivePlan receive;
+};
+
+namespace detail {
+
+struct HandleState {
+  enum State : std::uint64_t { idle, pending, complete };
+
+  std::shared_ptr<Routed> routed = std::make_shared<Routed>();
+  std::uint64_t epoch = 0;
+  int hidden = 0;
+  DType dtype = DType::bf16;
+
+  // Lease.
+  bool leased = false;
+  int slot = 0;
+  ConstRows x;
+  std::uint64_t sources = 0;  // ranks whose rows arrived
+  Received received;
+  Rows output;
+  std::vector<const std::byte*> row_table;
+  std::vector<std::int32_t> mapped_idx;
+  std::vector<float> mapped_weights;
+
+  // Latest operation. `status` is read once `state` is complete.
+  OpKind kind = OpKind::none;
+  LaneWord state;
+  Status status;
+  std::vector<std::uint8_t> valid;
+
+  std::weak_ptr<Engine> engine;  // of the lease
+  int generation = 0;            // of forks, when the lease began
+};
+
+}  // namespace detail
+
+using detail::HandleState;
+
+}  // namespace ubep

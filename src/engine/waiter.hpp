@@ -1,0 +1,34 @@
+// How a caller waits while there is nothing to do: spin, then yield, then short sleeps. Never blocks
+// on a peer, so a death or a deadline is always noticed.
+#pragma once
+
+#include <chrono>
+
+namespace ubep {
+
+class Waiter {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // `spin`: at least as many CPUs as ranks. Otherwise whoever is awaited may need this very CPU, and
+  // the first thing to do is to give it up.
+  Waiter(bool spin, Clock::time_point deadline) : spin_(spin), deadline_(deadline) {}
+
+  void busy() { idle_calls_ = 0; }
+
+  enum class Advice { again, look_for_losses, expired };
+  // Called when a step did nothing.
+  Advice idle();
+
+ private:
+  bool spin_;
+  Clock::time_point deadline_;
+  int idle_calls_ = 0;
+  Clock::time_point idle_since_;
+  Clock::time_point next_look_;
+};
+
+// Whether `ranks` of this host may spin: they all fit the CPUs this thread may run on.
+bool may_spin(int ranks);
+
+}  // namespace ubep

@@ -1,0 +1,43 @@
+// What a fabric offers: one segment per rank that peers read, words that announce its contents, and
+// the state of every peer. A fabric sees bytes; it knows nothing of tokens, records or operations.
+//
+// acquire/release  a peer's bytes for reading. Mapped fabrics answer at once; others start a fetch
+//                  and return nullptr until it has arrived. Own bytes are acquired likewise.
+// claim/commit     own bytes for writing; after commit and the next flag peers may acquire them.
+// load_flag        acquires: everything the writer of that value stored before it is visible.
+// store_flag       publishes: everything stored (and committed) before.
+// order            an ordering by name, called by each lane that stored data.
+// progress         moves transfers on; returns the work done. Never waits.
+// work             tells what the engine is about to do; virtual time in a simulator.
+// peer_state       looks once at a peer; the cost of a system call at most.
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/fabric_facts.hpp"
+
+namespace ubep {
+
+template <class F>
+concept Fabric = requires(F& fabric, const F& facts_of, int rank, Range range,
+                          std::uint64_t offset, std::uint64_t value, Ordering ordering, Work work,
+                          PeerState state) {
+  { facts_of.facts() } -> std::convertible_to<const FabricFacts&>;
+  { facts_of.rank() } -> std::same_as<int>;
+  { facts_of.size() } -> std::same_as<int>;
+  { fabric.acquire(rank, range) } -> std::same_as<const std::byte*>;
+  { fabric.release(rank, range) } -> std::same_as<void>;
+  { fabric.claim(range) } -> std::same_as<std::byte*>;
+  { fabric.commit(range) } -> std::same_as<void>;
+  { fabric.load_flag(rank, offset) } -> std::same_as<std::uint64_t>;
+  { fabric.store_flag(offset, value) } -> std::same_as<void>;
+  { fabric.order(ordering) } -> std::same_as<void>;
+  { fabric.progress() } -> std::same_as<int>;
+  { fabric.work(work) } -> std::same_as<void>;
+  { fabric.peer_state(rank) } -> std::same_as<PeerState>;
+  { fabric.set_state(state) } -> std::same_as<void>;
+};
+
+}  // namespace ubep

@@ -1,0 +1,87 @@
+#include "fabric/shm/fabric.hpp"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "fabric/concept.hpp"
+#include "ubep/status.hpp"
+
+namespace ubep {
+
+static_assert(Fabric<ShmFabric>);
+
+std::unique_ptr<ShmFabric> ShmFabric::join(const JoinRequest& request,
+                                           detail::ThreadRendezvous* threads) {
+  const auto bytes = request.segment_bytes[static_cast<std::size_t>(request.rank)];
+  auto own = std::make_shared<Segment>(Segment::create(bytes, request.rank));
+  ProbeResult probe;
+  Segments segments = threads != nullptr ? threads->join(request, own)
+                                         : join_processes(request, own, probe);
+  std::unique_ptr<ShmFabric> fabric(
+      new ShmFabric(request.rank, std::move(segments), threads != nullptr));
+  fabric->facts_.flag_one_way_ns = probe.one_way_ns;
+  fabric->facts_.placement = classify(probe.one_way_ns);
+  return fabric;
+}
+
+ShmFabric::ShmFabric(int rank, Segments segments, bool threads)
+    : rank_(rank), threads_(threads), pid_(getpid()), segments_(std::move(segments)) {
+  for (const auto& segment : segments_) base_.push_back(segment->data());
+  own_ = segments_[static_cast<std::size_t>(rank)]->data();
+  facts_.mapped = true;
+  facts_.atomic_bytes = 8;
+#if defined(__x86_64__)
+  facts_.ordered_stores = true;
+#endif
+  set_state(PeerState::live);
+}
+
+ShmFabric::~ShmFabric() {
+  if (pid_ != getpid()) return;  // a forked child has none of the mappings
+  for (const SideBySide& window : windows_) munmap(window.data, window.bytes);
+}
+
+PeerState ShmFabric::peer_state(int rank) const {
+  // acquires: the peer's last words before it left or failed, so that they count as set.
+  const auto state = static_cast<PeerState>(SharedWord(at(rank) + kStateOffset).load_acquire());
+  if (state == PeerState::left || state == PeerState::failed) return state;
+  if (!threads_ && rank != rank_ && !segments_[static_cast<std::size_t>(rank)]->alive()) {
+    return PeerState::dead;
+  }
+  return PeerState::live;
+}
+
+void ShmFabric::set_state(PeerState state) {
+  // publishes: all earlier words; a peer that sees `left` or `failed` sees those too.
+  SharedWord(own_ + kStateOffset).store_release(static_cast<std::uint64_t>(state));
+}
+
+const std::byte* ShmFabric::map_side_by_side(Range range) {
+  for (const SideBySide& window : windows_) {
+    if (window.offset == range.offset) return window.data;
+  }
+  const std::size_t bytes = range.bytes * segments_.size();
+  void* area = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (area == MAP_FAILED) {
+    throw Error(ErrorCode::setup, fmt::format("cannot reserve a view of {} bytes: {}", bytes,
+                                              std::strerror(errno)));
+  }
+  auto* data = static_cast<std::byte*>(area);
+  windows_.push_back({range.offset, data, bytes});
+  madvise(data, bytes, MADV_DONTFORK);
+  for (std::size_t r = 0; r < segments_.size(); ++r) {
+    void* part = mmap(data + r * range.bytes, range.bytes, PROT_READ, MAP_SHARED | MAP_FIXED,
+                      segments_[r]->fd(), static_cast<off_t>(range.offset));
+    if (part == MAP_FAILED) {
+      throw Error(ErrorCode::setup, fmt::format("cannot map rank {}'s tokens into the view: {}", r,
+                                                std::strerror(errno)));
+    }
+    madvise(part, range.bytes, MADV_DONTFORK);
+  }
+  return data;
+}
+
+}  // namespace ubep

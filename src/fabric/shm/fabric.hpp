@@ -1,0 +1,70 @@
+// The shared-memory fabric: every segment is mapped, so acquire and claim are additions.
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "base/fabric_facts.hpp"
+#include "fabric/shm/probe.hpp"
+#include "fabric/shm/rendezvous.hpp"
+#include "memory/copy.hpp"
+#include "memory/word.hpp"
+
+namespace ubep {
+
+class ShmFabric {
+ public:
+  // Collective. `threads` = ranks are threads of this process.
+  static std::unique_ptr<ShmFabric> join(const JoinRequest& request,
+                                         detail::ThreadRendezvous* threads);
+  ~ShmFabric();
+
+  const FabricFacts& facts() const { return facts_; }
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(base_.size()); }
+
+  const std::byte* acquire(int rank, Range range) const { return at(rank) + range.offset; }
+  void release(int, Range) const {}
+  std::byte* claim(Range range) { return own_ + range.offset; }
+  void commit(Range) const {}
+
+  std::uint64_t load_flag(int rank, std::uint64_t offset) const {
+    // acquires: what `rank` stored before this value; the caller says what that is.
+    return SharedWord(at(rank) + offset).load_acquire();
+  }
+  void store_flag(std::uint64_t offset, std::uint64_t value) {
+    // publishes: what this rank stored before; the caller says what that is.
+    SharedWord(own_ + offset).store_release(value);
+  }
+  void order(Ordering) const { store_fence(); }  // orders: non-temporal stores before the flag
+  int progress() const { return 0; }
+  void work(Work) const {}
+
+  PeerState peer_state(int rank) const;
+  void set_state(PeerState state);
+
+  // [offset, offset + bytes) of all segments one behind the other, read-only. Kept until the end.
+  const std::byte* map_side_by_side(Range range);
+
+ private:
+  ShmFabric(int rank, Segments segments, bool threads);
+  const std::byte* at(int rank) const { return base_[static_cast<std::size_t>(rank)]; }
+
+  struct SideBySide {
+    std::uint64_t offset;
+    std::byte* data;
+    std::size_t bytes;
+  };
+
+  int rank_;
+  bool threads_;
+  int pid_;
+  Segments segments_;
+  std::vector<const std::byte*> base_;
+  std::byte* own_;
+  FabricFacts facts_;
+  std::vector<SideBySide> windows_;
+};
+
+}  // namespace ubep

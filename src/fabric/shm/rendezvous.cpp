@@ -1,0 +1,371 @@
+#include "fabric/shm/rendezvous.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <functional>
+#include <utility>
+
+#include "fabric/shm/probe.hpp"
+#include "fabric/shm/socket.hpp"
+#include "ubep/status.hpp"
+#include "ubep/version.hpp"
+
+namespace ubep {
+namespace {
+
+constexpr std::uint64_t kMagic = 0x31'50'45'42'55;  // "UBEP1"
+
+struct Hello {
+  std::uint64_t magic;
+  std::uint32_t wire_version;
+  std::int32_t rank;
+  std::int32_t size;
+  std::int32_t pid;
+  std::uint64_t fields[kMaxAgreedFields];
+};
+
+// From rank 0 to the others.
+struct Order {
+  enum class Kind : std::uint32_t { refuse, segments, probe, go };
+  Kind kind;
+  std::int32_t cpu;           // probe: where rank 0 runs
+  std::uint64_t first;        // probe: first flag value
+  double one_way_ns;          // go: this rank's result
+  char text[472];             // refuse
+};
+static_assert(sizeof(Order) == 496);
+
+[[noreturn]] void fail(const std::string& text) { throw Error(ErrorCode::setup, text); }
+
+std::string socket_name(const JoinRequest& request) {
+  const std::size_t hash = std::hash<std::string>{}(request.job);
+  return fmt::format("ubep-{}-{:016x}", geteuid(), hash);
+}
+
+std::string rank_list(const std::vector<int>& ranks) {
+  std::string list;
+  for (int r : ranks) list += (list.empty() ? "" : ", ") + std::to_string(r);
+  return list;
+}
+
+std::string difference(const AgreedFields& mine, int my_rank, const std::uint64_t* theirs,
+                       int their_rank) {
+  for (std::size_t i = 0; i < kMaxAgreedFields; ++i) {
+    if (mine[i].name == nullptr || mine[i].value == theirs[i]) continue;
+    return fmt::format("{} differs: rank {} has {}, rank {} has {}", mine[i].name, my_rank,
+                       mine[i].value, their_rank, theirs[i]);
+  }
+  return {};
+}
+
+// Rank 0's side.
+class Host {
+ public:
+  Host(const JoinRequest& request, std::shared_ptr<Segment> own)
+      : request_(request), own_(std::move(own)), peers_(static_cast<std::size_t>(request.size)) {}
+
+  Segments run(ProbeResult& probe) {
+    try {
+      Socket listener = Socket::listen(socket_name(request_), request_.size + 8);
+      while (missing().size() > 0) accept_one(listener);
+      hand_out();
+    } catch (const Error& error) {
+      refuse_all(error.what());
+      throw;
+    }
+    // The listener is closed: the next set-up under this name cannot meet this one.
+    Segments segments = attach_all();
+    probe.one_way_ns = probe_all(segments);
+    return segments;
+  }
+
+ private:
+  struct Peer {
+    Socket socket;
+    int fd = -1;
+    int pid = 0;
+    double one_way_ns = 0;
+  };
+
+  std::vector<int> missing() const {
+    std::vector<int> ranks;
+    for (int r = 1; r < request_.size; ++r) {
+      if (!peers_[static_cast<std::size_t>(r)].socket.valid()) ranks.push_back(r);
+    }
+    return ranks;
+  }
+
+  void accept_one(const Socket& listener) {
+    Socket socket = listener.accept(request_.deadline);
+    if (!socket.valid()) {
+      fail(fmt::format("rank 0: timeout: rank {} did not arrive for job '{}' of {} ranks",
+                       rank_list(missing()), request_.job, request_.size));
+    }
+    if (!socket.same_user()) return;  // not ours to answer
+    Hello hello = {};
+    std::vector<int> fds;
+    const long got = socket.receive(&hello, sizeof(hello), fds, request_.deadline);
+    if (got != sizeof(hello) || fds.size() != 1 || hello.magic != kMagic) {
+      for (int fd : fds) ::close(fd);
+      return;  // connected and left, or something else that knows the name
+    }
+    admit(hello, std::move(socket), fds[0]);
+  }
+
+  void admit(const Hello& hello, Socket socket, int fd) {
+    const std::string complaint = complaint_about(hello);
+    if (!complaint.empty()) {
+      send_refusal(socket, complaint);
+      ::close(fd);
+      fail(complaint);
+    }
+    Peer& peer = peers_[static_cast<std::size_t>(hello.rank)];
+    peer.socket = std::move(socket);
+    peer.fd = fd;
+    peer.pid = peer.socket.peer_pid();
+  }
+
+  std::string complaint_about(const Hello& hello) const {
+    if (hello.wire_version != kWireVersion) {
+      return fmt::format("wire version differs: rank 0 has {}, rank {} has {}", kWireVersion,
+                         hello.rank, hello.wire_version);
+    }
+    if (hello.size != request_.size) {
+      return fmt::format("size differs: rank 0 has {}, rank {} has {}", request_.size, hello.rank,
+                         hello.size);
+    }
+    if (hello.rank <= 0 || hello.rank >= request_.size) {
+      return fmt::format("rank {} joined, expected 1..{}", hello.rank, request_.size - 1);
+    }
+    if (peers_[static_cast<std::size_t>(hello.rank)].socket.valid()) {
+      return fmt::format("rank {} joined twice", hello.rank);
+    }
+    if (hello.pid == getpid()) {
+      return fmt::format("rank {} is in the process of rank 0: use a ThreadGroup for all ranks",
+                         hello.rank);
+    }
+    return difference(request_.fields, 0, hello.fields, hello.rank);
+  }
+
+  static void send_refusal(const Socket& socket, const std::string& text) {
+    Order order = {};
+    order.kind = Order::Kind::refuse;
+    std::strncpy(order.text, text.c_str(), sizeof(order.text) - 1);
+    (void)socket.send(&order, sizeof(order));  // it may be gone: it learns it by the closed socket
+  }
+
+  void refuse_all(const char* text) const {
+    for (const Peer& peer : peers_) {
+      if (peer.socket.valid()) send_refusal(peer.socket, text);
+    }
+  }
+
+  // Every rank gets the descriptors of all others, in rank order.
+  void hand_out() {
+    for (int r = 1; r < request_.size; ++r) {
+      std::vector<int> fds{own_->fd()};
+      for (int q = 1; q < request_.size; ++q) {
+        if (q != r) fds.push_back(peers_[static_cast<std::size_t>(q)].fd);
+      }
+      Order order = {};
+      order.kind = Order::Kind::segments;
+      if (!peers_[static_cast<std::size_t>(r)].socket.send(&order, sizeof(order), fds)) {
+        fail(fmt::format("rank {} vanished during set-up", r));
+      }
+    }
+  }
+
+  Segments attach_all() {
+    Segments segments{own_};
+    for (int r = 1; r < request_.size; ++r) {
+      const auto i = static_cast<std::size_t>(r);
+      segments.push_back(std::make_shared<Segment>(
+          Segment::attach(peers_[i].fd, request_.segment_bytes[i], r)));
+    }
+    return segments;
+  }
+
+  double probe_all(const Segments& segments) {
+    double slowest = 0;
+    const int cpu = first_cpu();
+    for (std::size_t r = 1; r < peers_.size(); ++r) {
+      const std::uint64_t first = 1 + r * 1'000'000;
+      Order order = {};
+      order.kind = Order::Kind::probe;
+      order.cpu = cpu;
+      order.first = first;
+      std::uint32_t can = 0;
+      std::vector<int> none;
+      if (!peers_[r].socket.send(&order, sizeof(order)) ||
+          peers_[r].socket.receive(&can, sizeof(can), none, request_.deadline) < 0) {
+        fail(fmt::format("rank {} vanished during set-up", r));
+      }
+      if (can != 0 && cpu >= 0) {
+        const PinnedTo pinned(cpu);
+        peers_[r].one_way_ns = ping_pong_ns(own_->data() + kProbeOffset,
+                                            segments[r]->data() + kProbeOffset, true, first);
+      }
+      slowest = std::max(slowest, peers_[r].one_way_ns);
+    }
+    for (std::size_t r = 1; r < peers_.size(); ++r) {
+      Order order = {};
+      order.kind = Order::Kind::go;
+      order.one_way_ns = peers_[r].one_way_ns;
+      (void)peers_[r].socket.send(&order, sizeof(order));  // a death now shows in its life lock
+    }
+    return slowest;
+  }
+
+  const JoinRequest& request_;
+  std::shared_ptr<Segment> own_;
+  std::vector<Peer> peers_;
+};
+
+// The other ranks' side.
+class Guest {
+ public:
+  Guest(const JoinRequest& request, std::shared_ptr<Segment> own)
+      : request_(request), own_(std::move(own)) {}
+
+  Segments run(ProbeResult& probe) {
+    std::vector<int> fds;
+    Order order = {};
+    while (!introduce() || !receive(order, fds)) {
+      // Rank 0 of an earlier set-up closed its socket under us: try again until the deadline.
+      if (std::chrono::steady_clock::now() >= request_.deadline) {
+        fail(fmt::format("rank {}: timeout: rank 0 did not answer for job '{}'", request_.rank,
+                         request_.job));
+      }
+    }
+    Segments segments = attach(order, fds);
+    for (;;) {
+      fds.clear();
+      if (!receive(order, fds)) fail("rank 0 vanished during set-up");
+      if (order.kind == Order::Kind::go) break;
+      if (order.kind == Order::Kind::probe) answer_probe(order, segments);
+    }
+    probe.one_way_ns = order.one_way_ns;
+    return segments;
+  }
+
+ private:
+  bool introduce() {
+    socket_ = Socket::connect(socket_name(request_), request_.deadline);
+    if (!socket_.valid()) return false;
+    if (!socket_.same_user()) fail("the rendezvous is held by another user");
+    Hello hello = {};
+    hello.magic = kMagic;
+    hello.wire_version = kWireVersion;
+    hello.rank = request_.rank;
+    hello.size = request_.size;
+    hello.pid = getpid();
+    for (std::size_t i = 0; i < kMaxAgreedFields; ++i) hello.fields[i] = request_.fields[i].value;
+    return socket_.send(&hello, sizeof(hello), {own_->fd()});
+  }
+
+  bool receive(Order& order, std::vector<int>& fds) {
+    // Rank 0 waits for the last rank until its own deadline and then says so: leave it time to.
+    const auto patience = request_.deadline + std::chrono::seconds(2);
+    if (socket_.receive(&order, sizeof(order), fds, patience) != sizeof(order)) return false;
+    if (order.kind == Order::Kind::refuse) {
+      order.text[sizeof(order.text) - 1] = 0;
+      fail(fmt::format("rank {}: refused by rank 0: {}", request_.rank, order.text));
+    }
+    return true;
+  }
+
+  Segments attach(const Order& order, const std::vector<int>& fds) {
+    const auto size = static_cast<std::size_t>(request_.size);
+    if (order.kind != Order::Kind::segments || fds.size() != size - 1) {
+      fail("rank 0 sent an unexpected message");
+    }
+    Segments segments;
+    std::size_t next = 0;
+    for (int r = 0; r < request_.size; ++r) {
+      segments.push_back(r == request_.rank
+                             ? own_
+                             : std::make_shared<Segment>(Segment::attach(
+                                   fds[next++], request_.segment_bytes[static_cast<std::size_t>(r)],
+                                   r)));
+    }
+    return segments;
+  }
+
+  void answer_probe(const Order& order, const Segments& segments) {
+    const int cpu = last_cpu_but(order.cpu);
+    const std::uint32_t can = cpu >= 0 && order.cpu >= 0 ? 1 : 0;
+    if (can == 0) {
+      (void)socket_.send(&can, sizeof(can));
+      return;
+    }
+    const PinnedTo pinned(cpu);
+    (void)socket_.send(&can, sizeof(can));
+    (void)ping_pong_ns(own_->data() + kProbeOffset, segments[0]->data() + kProbeOffset, false,
+                       order.first);  // rank 0 measures
+  }
+
+  const JoinRequest& request_;
+  std::shared_ptr<Segment> own_;
+  Socket socket_;
+};
+
+}  // namespace
+
+Segments join_processes(const JoinRequest& request, std::shared_ptr<Segment> own,
+                        ProbeResult& probe) {
+  if (request.size == 1) return {std::move(own)};
+  if (request.rank == 0) return Host(request, std::move(own)).run(probe);
+  return Guest(request, std::move(own)).run(probe);
+}
+
+namespace detail {
+
+ThreadRendezvous::ThreadRendezvous(int size)
+    : waiting_(static_cast<std::size_t>(size)), fields_(static_cast<std::size_t>(size)) {}
+
+std::string ThreadRendezvous::find_difference() const {
+  for (std::size_t r = 1; r < fields_.size(); ++r) {
+    std::uint64_t values[kMaxAgreedFields];
+    for (std::size_t i = 0; i < kMaxAgreedFields; ++i) values[i] = fields_[r][i].value;
+    std::string text = difference(fields_[0], 0, values, static_cast<int>(r));
+    if (!text.empty()) return text;
+  }
+  return {};
+}
+
+Segments ThreadRendezvous::join(const JoinRequest& request, std::shared_ptr<Segment> own) {
+  std::unique_lock lock(mutex_);
+  const auto rank = static_cast<std::size_t>(request.rank);
+  if (waiting_[rank] != nullptr) fail(fmt::format("rank {} joined twice", request.rank));
+  waiting_[rank] = std::move(own);
+  fields_[rank] = request.fields;
+  const std::uint64_t generation = generation_;
+  if (++arrived_ == request.size) {
+    error_ = find_difference();
+    complete_ = std::exchange(waiting_, Segments(waiting_.size()));
+    arrived_ = 0;
+    ++generation_;
+    changed_.notify_all();
+  } else if (!changed_.wait_until(lock, request.deadline,
+                                  [&] { return generation_ != generation; })) {
+    std::vector<int> missing;
+    for (std::size_t r = 0; r < waiting_.size(); ++r) {
+      if (waiting_[r] == nullptr) missing.push_back(static_cast<int>(r));
+    }
+    waiting_[rank] = nullptr;
+    --arrived_;
+    fail(fmt::format("rank {}: timeout: rank {} did not arrive", request.rank, rank_list(missing)));
+  }
+  Segments segments = complete_;
+  if (++picked_up_ == request.size) {
+    complete_.clear();
+    picked_up_ = 0;
+  }
+  if (!error_.empty()) fail(error_);
+  return segments;
+}
+
+}  // namespace detail
+}  // namespace ubep

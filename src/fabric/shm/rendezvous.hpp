@@ -1,0 +1,75 @@
+// How the ranks of one host exchange their segments: rank 0 listens on an abstract Unix socket named
+// by user and job, collects every rank's descriptor and hands the full set to each.
+//
+// Both sides check the other's user. Whatever goes wrong at rank 0 (a difference in the
+// configuration, a missing or doubled rank) is told to every rank that has arrived.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "fabric/shm/segment.hpp"
+
+namespace ubep {
+
+// A value that all ranks must give alike, with the name of the option behind it.
+struct AgreedField {
+  const char* name = nullptr;
+  std::uint64_t value = 0;
+};
+inline constexpr std::size_t kMaxAgreedFields = 8;
+using AgreedFields = std::array<AgreedField, kMaxAgreedFields>;
+
+struct JoinRequest {
+  int rank = 0;
+  int size = 1;
+  std::string job;
+  std::chrono::steady_clock::time_point deadline;
+  AgreedFields fields;
+  std::vector<std::uint64_t> segment_bytes;  // [R]
+};
+
+struct ProbeResult {
+  double one_way_ns = 0;  // 0 = not measured
+};
+
+// Segments of all ranks, by rank.
+using Segments = std::vector<std::shared_ptr<Segment>>;
+
+// Ranks are processes. Collective; throws Error{setup} before the deadline has long passed. After
+// the exchange rank 0 measures the flag latency to every peer, one after the other, while the
+// others sleep.
+Segments join_processes(const JoinRequest& request, std::shared_ptr<Segment> own,
+                        ProbeResult& probe);
+
+namespace detail {
+
+// Ranks are threads: peers use the owner's mapping, so that a race detector sees one address.
+class ThreadRendezvous {
+ public:
+  explicit ThreadRendezvous(int size);
+  Segments join(const JoinRequest& request, std::shared_ptr<Segment> own);
+
+ private:
+  std::string find_difference() const;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::uint64_t generation_ = 0;
+  int arrived_ = 0;
+  Segments waiting_;
+  std::vector<AgreedFields> fields_;
+  // Outcome of the latest complete generation.
+  Segments complete_;
+  int picked_up_ = 0;
+  std::string error_;
+};
+
+}  // namespace detail
+}  // namespace ubep

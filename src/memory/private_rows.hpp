@@ -1,0 +1,25 @@
+// A private area of rows: address space reserved once, resident only as far as it is used, so that
+// the data path never allocates. Not inherited by forked children.
+#pragma once
+
+#include <cstddef>
+
+namespace ubep {
+
+class PrivateRows {
+ public:
+  PrivateRows() = default;
+  explicit PrivateRows(std::size_t bytes);  // throws Error{setup}
+  ~PrivateRows();
+  PrivateRows(PrivateRows&& other) noexcept;
+  PrivateRows& operator=(PrivateRows&& other) noexcept;
+
+  std::byte* data() const { return data_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+  int pid_ = 0;  // a forked child has no mapping here and must not unmap what took its place
+};
+
+}  // namespace ubep

@@ -1,0 +1,130 @@
+#include "plan/send_plan.hpp"
+
+#include <algorithm>
+#include <bit>
+
+namespace ubep {
+namespace {
+
+std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
+
+// Sorts the entries by (destination, token, k), or by (expert position, token, k): a counting sort
+// over `keys` keys. Leaves the number of entries per key in `count`.
+template <class Key>
+void sort_entries(const RoutingView& routing, int topk, std::size_t keys, Key key,
+                  SendPlan& plan, std::vector<std::uint32_t>& next) {
+  next.assign(keys + 1, 0);
+  for (std::int32_t e : routing.topk_idx) {
+    if (e >= 0) ++next[key(e) + 1];
+  }
+  for (std::size_t i = 1; i <= keys; ++i) next[i] += next[i - 1];
+  plan.entries.resize(next[keys]);
+  std::size_t i = 0;
+  for (std::uint32_t t = 0; t < routing.num_tokens; ++t) {
+    for (int k = 0; k < topk; ++k, ++i) {
+      const std::int32_t e = routing.topk_idx[i];
+      if (e < 0) continue;
+      plan.entries[next[key(e)]++] = {t, static_cast<std::uint16_t>(e),
+                                      static_cast<std::uint16_t>(k), routing.topk_weights[i]};
+    }
+  }
+}
+
+// rank_major: one ref per (token, rank), in rank order.
+void add_rank_refs(std::uint64_t ranks, SendPlan& plan) {
+  for (std::uint64_t rest = ranks; rest != 0; rest &= rest - 1) {
+    const auto r = static_cast<std::size_t>(std::countr_zero(rest));
+    plan.refs.push_back({plan.group_rows[r]++, static_cast<std::uint16_t>(r), 0});
+  }
+}
+
+struct Choice {
+  RowRef ref;
+  float weight;
+};
+
+// One ref per choice: k order, or (rank, k) order with the ends of the partial sums marked.
+void add_choice_refs(std::span<Choice> choices, bool per_rank, SendPlan& plan) {
+  if (per_rank) {
+    std::stable_sort(choices.begin(), choices.end(),
+                     [](const Choice& a, const Choice& b) { return a.ref.rank < b.ref.rank; });
+  }
+  for (std::size_t i = 0; i < choices.size(); ++i) {
+    plan.refs.push_back(choices[i].ref);
+    plan.ref_weights.push_back(choices[i].weight);
+    if (per_rank) {
+      const bool last =
+          i + 1 == choices.size() || choices[i + 1].ref.rank != choices[i].ref.rank;
+      plan.group_end.push_back(last ? 1 : 0);
+    }
+  }
+}
+
+void add_refs(const RoutingView& routing, const ExpertMap& experts, const PlanShape& shape,
+              int self, SendPlan& plan) {
+  const bool by_expert = shape.layout == Layout::expert_major;
+  const bool per_rank = shape.reduction == Reduction::per_rank;
+  Choice choices[kMaxTopk];
+  std::size_t i = 0;
+  for (std::uint32_t t = 0; t < routing.num_tokens; ++t) {
+    std::uint64_t ranks = 0;
+    std::size_t count = 0;
+    for (int k = 0; k < shape.topk; ++k, ++i) {
+      const std::int32_t e = routing.topk_idx[i];
+      if (e < 0) continue;
+      const std::int32_t r = experts.rank[at(e)];
+      ranks |= std::uint64_t{1} << r;
+      if (!shape.row_per_choice()) continue;
+      const std::int32_t group = by_expert ? experts.local[at(e)] : 0;
+      const std::size_t counter = at(by_expert ? experts.position[at(e)] : r);
+      choices[count++] = {{plan.group_rows[counter]++, static_cast<std::uint16_t>(r),
+                           static_cast<std::uint16_t>(group)},
+                          routing.topk_weights[i]};
+    }
+    shape.row_per_choice() ? add_choice_refs({choices, count}, per_rank, plan)
+                           : add_rank_refs(ranks, plan);
+    plan.owners |= ranks;
+    plan.crosses[t] = (ranks & ~(std::uint64_t{1} << self)) != 0 ? 1 : 0;
+    plan.ref_begin[t + 1] = static_cast<std::uint32_t>(plan.refs.size());
+  }
+}
+
+}  // namespace
+
+void make_send_plan(const RoutingView& routing, const ExpertMap& experts, const PlanShape& shape,
+                    int self, SendPlan& plan) {
+  const std::size_t ranks = experts.first.size() - 1;
+  const bool by_expert = shape.layout == Layout::expert_major;
+  plan.num_tokens = routing.num_tokens;
+  plan.off.assign(ranks + 1, 0);
+  plan.refs.clear();
+  plan.ref_weights.clear();
+  plan.group_end.clear();
+  plan.owners = 0;
+  plan.crosses.assign(routing.num_tokens, 0);
+  plan.ref_begin.assign(routing.num_tokens + 1, 0);
+
+  // group_rows doubles as the sort's scratch; afterwards it is filled with the row counts.
+  if (by_expert) {
+    sort_entries(routing, shape.topk, at(experts.num_experts()),
+                 [&](std::int32_t e) { return at(experts.position[at(e)]); }, plan,
+                 plan.group_rows);
+    for (std::size_t r = 1; r <= ranks; ++r) {
+      const std::int32_t last = experts.first[r];
+      plan.off[r] = last == 0 ? 0 : plan.group_rows[at(last) - 1];
+    }
+  } else {
+    sort_entries(routing, shape.topk, ranks,
+                 [&](std::int32_t e) { return at(experts.rank[at(e)]); }, plan, plan.group_rows);
+    for (std::size_t r = 1; r <= ranks; ++r) plan.off[r] = plan.group_rows[r - 1];
+  }
+  plan.group_rows.assign(by_expert ? at(experts.num_experts()) : ranks, 0);
+  add_refs(routing, experts, shape, self, plan);
+}
+
+std::uint64_t rows_to(const SendPlan& plan, const PlanShape& shape, int rank) {
+  return shape.layout == Layout::expert_major ? plan.to(rank).size()
+                                              : plan.group_rows[static_cast<std::size_t>(rank)];
+}
+
+}  // namespace ubep

@@ -1,0 +1,59 @@
+// The source's side: own routing sorted by destination, and for every token where its rows will be.
+//
+// Pure: a function of (routing, expert map, shape). Flat arrays, no pointers. Counting sort, linear
+// in tokens x topk.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/entry.hpp"
+#include "base/group_config.hpp"
+#include "plan/shape.hpp"
+
+namespace ubep {
+
+// Row number `index` among the rows that this source sent to `group` of `rank`.
+struct RowRef {
+  std::uint32_t index;
+  std::uint16_t rank;
+  std::uint16_t group;
+};
+
+struct SendPlan {
+  std::uint32_t num_tokens = 0;
+  // The record. expert_major: sorted (rank, local expert, token, k); else (rank, token, k).
+  std::vector<std::uint32_t> off;  // [R + 1] first entry of each destination
+  std::vector<Entry> entries;      // without the -1 ones
+  // For combine: the rows of token t are refs[ref_begin[t] .. ref_begin[t + 1]), in the order of
+  // the reduction.
+  std::vector<std::uint32_t> ref_begin;  // [T + 1]
+  std::vector<RowRef> refs;
+  std::vector<float> ref_weights;         // one per ref when row_per_choice
+  std::vector<std::uint8_t> group_end;    // one per ref when partial sums have several rows
+  std::vector<std::uint32_t> group_rows;  // rows per group: [R], or [E] by expert position
+  std::vector<std::uint8_t> crosses;      // [T] the token has a row on another rank
+  std::uint64_t owners = 0;               // bit r: rank r gets rows
+
+  std::span<const Entry> to(int rank) const {
+    const auto r = static_cast<std::size_t>(rank);
+    return std::span(entries).subspan(off[r], off[r + 1] - off[r]);
+  }
+};
+
+struct RoutingView {
+  std::span<const std::int32_t> topk_idx;
+  std::span<const float> topk_weights;
+  std::uint32_t num_tokens = 0;
+  int topk = 0;
+};
+
+// Fills `plan`, reusing its memory. `self` is the source's rank. Every index is -1 or in [0, E).
+void make_send_plan(const RoutingView& routing, const ExpertMap& experts, const PlanShape& shape,
+                    int self, SendPlan& plan);
+
+// Rows that `plan` sends to `rank`.
+std::uint64_t rows_to(const SendPlan& plan, const PlanShape& shape, int rank);
+
+}  // namespace ubep

@@ -1,0 +1,23 @@
+// What one dispatch looks like to the plan: the part of DispatchOptions that places rows.
+#pragma once
+
+#include "base/group_config.hpp"
+#include "ubep/types.hpp"
+
+namespace ubep {
+
+struct PlanShape {
+  Layout layout = Layout::rank_major;
+  Reduction reduction = Reduction::per_rank;  // resolved
+  bool topk1 = false;
+  int topk = 0;
+
+  // One row per (token, k) rather than one per (token, rank).
+  bool row_per_choice() const { return layout == Layout::expert_major || topk1; }
+  // Groups of rows that have a base of their own on owner `rank`.
+  int groups(const ExpertMap& experts, int rank) const {
+    return layout == Layout::expert_major ? experts.num_local(rank) : 1;
+  }
+};
+
+}  // namespace ubep

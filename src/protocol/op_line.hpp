@@ -1,0 +1,47 @@
+// The op line: what a rank announces about each operation it starts (docs/protocol.md).
+//
+// One cache line in the rank's own segment, place seq mod 4N. `seq` is a shared word and is stored
+// last; the rest is read after it, copied to private memory and compared with the reader's own.
+#pragma once
+
+#include <cstdint>
+
+#include "ubep/status.hpp"
+#include "ubep/types.hpp"
+
+namespace ubep {
+
+struct OpLine {
+  std::uint64_t seq = 0;     // operations started by this rank, from 1
+  std::uint64_t epoch = 0;   // dispatches started; a combine carries its dispatch's
+  std::uint64_t origin = 0;  // epoch of the dispatch whose routing this one repeats; else its own
+  std::uint32_t view = 0;    // membership
+  std::uint32_t map_version = 0;
+  std::uint32_t layer = 0;
+  std::uint32_t round = 0;
+  std::uint32_t hidden = 0;
+  std::uint32_t tokens = 0;  // may differ between ranks, at most max_tokens
+  OpKind kind = OpKind::none;
+  DType dtype = DType::bf16;
+  Layout layout = Layout::rank_major;
+  Reduction reduction = Reduction::automatic;
+  std::uint8_t topk = 0;
+  std::uint8_t topk1 = 0;
+  std::uint8_t reserved[10] = {};
+};
+static_assert(sizeof(OpLine) == 64, "one cache line");
+
+// Compares what ranks must agree on. Returns nullptr, or the name of the first field that differs
+// with both values.
+struct OpDifference {
+  const char* field = nullptr;
+  std::uint64_t mine = 0;
+  std::uint64_t theirs = 0;
+};
+OpDifference compare(const OpLine& mine, const OpLine& theirs);
+
+// An op line that no correct rank writes (unknown enum, more tokens than declared): the field, or
+// nullptr.
+OpDifference find_corruption(const OpLine& theirs, std::uint32_t max_tokens);
+
+}  // namespace ubep

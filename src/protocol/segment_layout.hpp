@@ -1,0 +1,72 @@
+// Where everything lies in a rank's segment: one list from which all offsets and the size follow.
+//
+//   fabric header | op lines [4N] | per slot: pub, out, done | per slot: off, entries, bases |
+//   per slot: x | per slot: y
+//
+// x comes before y because only y's size depends on the rank: a peer finds x at the same offset in
+// every segment.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/fabric_facts.hpp"
+#include "base/group_config.hpp"
+#include "protocol/op_line.hpp"
+
+namespace ubep {
+
+class SegmentLayout {
+ public:
+  SegmentLayout(const GroupConfig& config, int rank);
+
+  std::uint64_t bytes() const { return bytes_; }
+
+  // Words, one cache line each: offsets of a std::uint64_t.
+  std::uint64_t op(std::uint64_t seq) const {
+    return op_ + seq % (4 * static_cast<std::uint64_t>(slots_)) * sizeof(OpLine);
+  }
+  std::uint64_t pub(int slot) const { return at(slot).words; }
+  std::uint64_t out(int slot) const { return at(slot).words + kLineBytes; }
+  std::uint64_t done(int slot) const { return at(slot).words + 2 * kLineBytes; }
+
+  // The record: off [R + 1] u32, then entries; both written before pub.
+  Range offsets(int slot) const { return {at(slot).off, off_bytes_}; }
+  Range entries(int slot, std::uint64_t first, std::uint64_t count) const {
+    return {at(slot).entries + first * 12, count * 12};
+  }
+  std::uint64_t max_entries() const { return max_entries_; }
+
+  // Base table, written before out: where the rows of `src` begin, per group (local expert or 1).
+  Range bases(int slot, int src, std::uint64_t groups) const {
+    return {at(slot).bases + static_cast<std::uint64_t>(src) * groups * 4, groups * 4};
+  }
+
+  // Rows, `stride` bytes apart.
+  Range x(int slot, std::uint64_t stride, std::uint64_t first, std::uint64_t count) const {
+    return {at(slot).x + first * stride, count * stride};
+  }
+  Range y(int slot, std::uint64_t stride, std::uint64_t first, std::uint64_t count) const {
+    return {at(slot).y + first * stride, count * stride};
+  }
+  std::uint64_t x_area_bytes() const { return x_bytes_; }
+  std::uint64_t y_area_bytes() const { return y_bytes_; }
+
+ private:
+  struct Slot {
+    std::uint64_t words, off, entries, bases, x, y;
+  };
+  const Slot& at(int slot) const { return per_slot_[static_cast<std::size_t>(slot)]; }
+  std::uint64_t add(std::uint64_t size, std::uint64_t alignment);
+
+  int slots_;
+  std::uint64_t bytes_ = kFabricHeaderBytes;
+  std::uint64_t op_ = 0;
+  std::uint64_t off_bytes_ = 0;
+  std::uint64_t max_entries_ = 0;
+  std::uint64_t x_bytes_ = 0;
+  std::uint64_t y_bytes_ = 0;
+  std::vector<Slot> per_slot_;
+};
+
+}  // namespace ubep
