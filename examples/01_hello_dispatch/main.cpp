@@ -7,9 +7,11 @@
 int main() {
   // [hello]
   const auto body = [](const ubep::Bootstrap& bootstrap) {
-    auto comm = ubep::Communicator::create(
-        bootstrap, {.num_experts = 8, .max_tokens = 3, .max_hidden = 4,
-                    .max_dtype = ubep::DType::fp32, .max_topk = 2});
+    auto comm = ubep::Communicator::create(bootstrap, {.num_experts = 8,
+                                                       .max_tokens = 3,
+                                                       .max_hidden = 4,
+                                                       .max_dtype = ubep::DType::fp32,
+                                                       .max_topk = 2});
 
     // Three tokens of this rank; token t chose experts t and t + 4, each with weight 0.5.
     std::vector<float> x(3 * 4, static_cast<float>(comm.rank() + 1));

@@ -45,7 +45,8 @@ class ThreadGroup {
 
 // Runs `body` as rank 0..size-1 in `size` forked processes and waits for all. Returns their exit
 // statuses: the value returned by `body`, 70 after an exception (its text goes to standard error),
-// 128 + n when killed by signal n.
-std::vector<int> fork_ranks(int size, const std::function<int(const Bootstrap&)>& body);
+// 128 + n when killed by signal n. `on_exit(rank, status)` is called as each of them ends.
+std::vector<int> fork_ranks(int size, const std::function<int(const Bootstrap&)>& body,
+                            const std::function<void(int rank, int status)>& on_exit = {});
 
 }  // namespace ubep

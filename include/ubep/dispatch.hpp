@@ -58,10 +58,10 @@ struct Received {
   std::int64_t src_stride_bytes = 0;
 
   // rank_major
-  std::span<const std::int32_t> src_counts;    // [R] rows from each source
-  std::span<const std::int32_t> topk_idx;      // [N, K] local expert ids, -1 = not here ([N] topk1)
-  std::span<const float> topk_weights;         // [N, K], 0 where topk_idx is -1 ([N] for topk1)
-  std::span<const std::int32_t> expert_rows;   // [sum of expert_counts] rows of each local expert
+  std::span<const std::int32_t> src_counts;   // [R] rows from each source
+  std::span<const std::int32_t> topk_idx;     // [N, K] local expert ids, -1 = not here ([N] topk1)
+  std::span<const float> topk_weights;        // [N, K], 0 where topk_idx is -1 ([N] for topk1)
+  std::span<const std::int32_t> expert_rows;  // [sum of expert_counts] rows of each local expert
 
   // both layouts
   std::span<const std::int32_t> expert_counts;   // [Le] rows for each local expert

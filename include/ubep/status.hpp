@@ -34,15 +34,15 @@ const char* name(OpKind kind);
 // A small value; `message()` makes one line that names the peer and what was awaited.
 struct [[nodiscard]] Status {
   Code code = Code::ok;
-  OpKind kind = OpKind::none;      // the operation that the status is of
-  Word word = Word::none;          // what it waited for or disagreed about
-  std::int16_t rank = -1;          // the rank that reports
-  std::int16_t peer = -1;          // the (first) rank concerned
-  std::uint64_t epoch = 0;         // of the operation
-  std::uint64_t expected = 0;      // value of `word`, or of `what`, that the reporter expected
-  std::uint64_t seen = 0;          // value that it saw
-  std::uint64_t missing = 0;       // bit r: rank r is still awaited (timeout) or lost (peer_lost)
-  const char* what = "";           // the field that disagrees, a limit, "left", "dead", "failed"
+  OpKind kind = OpKind::none;  // the operation that the status is of
+  Word word = Word::none;      // what it waited for or disagreed about
+  std::int16_t rank = -1;      // the rank that reports
+  std::int16_t peer = -1;      // the (first) rank concerned
+  std::uint64_t epoch = 0;     // of the operation
+  std::uint64_t expected = 0;  // value of `word`, or of `what`, that the reporter expected
+  std::uint64_t seen = 0;      // value that it saw
+  std::uint64_t missing = 0;   // bit r: rank r is still awaited (timeout) or lost (peer_lost)
+  const char* what = "";       // the field that disagrees, a limit, "left", "dead", "failed"
 
   bool ok() const { return code == Code::ok; }
   std::string message() const;

@@ -1,12 +1,12 @@
 // Everything a user may include, in reading order.
 #pragma once
 
-#include "ubep/version.hpp"       // IWYU pragma: export
-#include "ubep/types.hpp"         // IWYU pragma: export
-#include "ubep/status.hpp"        // IWYU pragma: export
-#include "ubep/stats.hpp"         // IWYU pragma: export
 #include "ubep/bootstrap.hpp"     // IWYU pragma: export
-#include "ubep/dispatch.hpp"      // IWYU pragma: export
 #include "ubep/combine.hpp"       // IWYU pragma: export
-#include "ubep/handle.hpp"        // IWYU pragma: export
 #include "ubep/communicator.hpp"  // IWYU pragma: export
+#include "ubep/dispatch.hpp"      // IWYU pragma: export
+#include "ubep/handle.hpp"        // IWYU pragma: export
+#include "ubep/stats.hpp"         // IWYU pragma: export
+#include "ubep/status.hpp"        // IWYU pragma: export
+#include "ubep/types.hpp"         // IWYU pragma: export
+#include "ubep/version.hpp"       // IWYU pragma: export

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <csignal>
 #include <cstdio>
@@ -48,6 +49,31 @@ int number_from(const char* variable) {
   _exit(status);
 }
 
+// Waits for all children, in the order in which they end; other children of the caller are left be.
+std::vector<int> wait_for(const std::vector<pid_t>& children,
+                          const std::function<void(int rank, int status)>& on_exit) {
+  std::vector<int> statuses(children.size(), -1);
+  for (std::size_t left = children.size(); left > 0; --left) {
+    siginfo_t ended = {};
+    // WNOWAIT looks without reaping, so that only our own children are reaped below.
+    while (waitid(P_ALL, 0, &ended, WEXITED | WNOWAIT) < 0 && errno == EINTR) {
+    }
+    auto it = std::find(children.begin(), children.end(), ended.si_pid);
+    if (it == children.end()) {  // somebody else's: take ours one by one instead
+      it = std::find_if(children.begin(), children.end(), [&](const pid_t& child) {
+        return statuses[static_cast<std::size_t>(&child - children.data())] < 0;
+      });
+    }
+    const auto rank = static_cast<std::size_t>(it - children.begin());
+    int status = 0;
+    while (waitpid(*it, &status, 0) < 0 && errno == EINTR) {
+    }
+    statuses[rank] = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    if (on_exit) on_exit(static_cast<int>(rank), statuses[rank]);
+  }
+  return statuses;
+}
+
 }  // namespace
 
 Bootstrap Bootstrap::from_environment() {
@@ -75,7 +101,8 @@ Bootstrap ThreadGroup::bootstrap(int rank) const {
   return bootstrap;
 }
 
-std::vector<int> fork_ranks(int size, const std::function<int(const Bootstrap&)>& body) {
+std::vector<int> fork_ranks(int size, const std::function<int(const Bootstrap&)>& body,
+                            const std::function<void(int rank, int status)>& on_exit) {
   if (size < 1 || size > kMaxRanks) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("size is {}, expected 1..{}", size, kMaxRanks));
@@ -94,19 +121,12 @@ std::vector<int> fork_ranks(int size, const std::function<int(const Bootstrap&)>
       const int error = errno;
       for (pid_t other : children) kill(other, SIGKILL);
       for (pid_t other : children) waitpid(other, nullptr, 0);
-      throw Error(ErrorCode::setup, fmt::format("cannot fork rank {}: {}", bootstrap.rank,
-                                                std::strerror(error)));
+      throw Error(ErrorCode::setup,
+                  fmt::format("cannot fork rank {}: {}", bootstrap.rank, std::strerror(error)));
     }
     children.push_back(child);
   }
-  std::vector<int> statuses;
-  for (pid_t child : children) {
-    int status = 0;
-    while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-    }
-    statuses.push_back(WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
-  }
-  return statuses;
+  return wait_for(children, on_exit);
 }
 
 }  // namespace ubep

@@ -55,13 +55,15 @@ GroupConfig make_config(const CommunicatorOptions& o, int size) {
   config.slots = o.slots;
   config.max_tokens = o.max_tokens;
   config.max_topk = o.max_topk;
-  config.max_stride = round_up(
-      static_cast<std::uint64_t>(o.max_hidden) * size_of(o.max_dtype), kLineBytes);
+  config.max_stride =
+      round_up(static_cast<std::uint64_t>(o.max_hidden) * size_of(o.max_dtype), kLineBytes);
   config.experts = ExpertMap(std::move(owner), size);
   for (int r = 0; r < size; ++r) {
     if (config.max_rows(r) > 0x7FFFFFFF) {
-      refuse("max_tokens x size x min(max_topk, local experts) is {} rows on rank {}, expected at "
-             "most {}", config.max_rows(r), r, 0x7FFFFFFF);
+      refuse(
+          "max_tokens x size x min(max_topk, local experts) is {} rows on rank {}, expected at "
+          "most {}",
+          config.max_rows(r), r, 0x7FFFFFFF);
     }
   }
   return config;

@@ -49,8 +49,8 @@ MemoryPlan plan_of(const GroupConfig& config, int rank) {
   plan.shared_bytes = SegmentLayout(config, rank).bytes();
   plan.private_bytes = private_bytes(config, rank);
   // Per slot: the record, x, and for a balanced routing topk rows per token received and put out.
-  const auto choices = static_cast<std::uint64_t>(config.max_tokens) *
-                       static_cast<std::uint64_t>(config.max_topk);
+  const auto choices =
+      static_cast<std::uint64_t>(config.max_tokens) * static_cast<std::uint64_t>(config.max_topk);
   const auto rows = static_cast<std::uint64_t>(config.max_tokens) + 2 * choices;
   const auto per_slot = checked_add(checked_mul(rows, config.max_stride), checked_mul(choices, 12));
   plan.expected_resident_bytes = checked_mul(static_cast<std::uint64_t>(config.slots), per_slot);
@@ -196,7 +196,7 @@ Communicator Communicator::create(const Bootstrap& bootstrap, const Communicator
   const bool close_by = found.placement == Placement::near || found.placement == Placement::smt;
   const Store probed = close_by ? Store::near : Store::far;
   facts.store = options.store != Store::automatic ? options.store : probed;
-  facts.store_reason = options.store != Store::automatic         ? "asked for"
+  facts.store_reason = options.store != Store::automatic       ? "asked for"
                        : found.placement == Placement::unknown ? "placement unknown"
                                                                : "probe";
   impl->engine = make_shm_engine(*impl->fabric, {.config = impl->config, .store = facts.store});
@@ -213,9 +213,7 @@ MemoryPlan Communicator::plan_memory(const CommunicatorOptions& options, int ran
 
 int Communicator::rank() const { return impl_->rank; }
 int Communicator::size() const { return impl_->config.size; }
-int Communicator::num_local_experts() const {
-  return impl_->config.experts.num_local(impl_->rank);
-}
+int Communicator::num_local_experts() const { return impl_->config.experts.num_local(impl_->rank); }
 CommunicatorFacts Communicator::facts() const { return impl_->facts; }
 MemoryPlan Communicator::memory() const { return impl_->memory; }
 

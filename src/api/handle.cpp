@@ -17,8 +17,9 @@ void check_received(const HandleState& h) {
   const bool dispatched = h.kind == OpKind::dispatch && h.leased && !h.engine.expired();
   // acquires: the views; written by finish().
   if (!dispatched || h.state.load_acquire() != HandleState::complete) {
-    throw Error(ErrorCode::misuse, "the handle holds no received rows: its dispatch is not "
-                                   "complete, or its lease has ended");
+    throw Error(ErrorCode::misuse,
+                "the handle holds no received rows: its dispatch is not "
+                "complete, or its lease has ended");
   }
 }
 

@@ -31,9 +31,9 @@ struct Work {
 };
 
 struct FabricFacts {
-  bool mapped = false;            // acquire() is an address computation
+  bool mapped = false;             // acquire() is an address computation
   std::uint32_t atomic_bytes = 8;  // aligned stores of this size are never torn
-  bool ordered_stores = false;    // plain stores become visible in order
+  bool ordered_stores = false;     // plain stores become visible in order
   Placement placement = Placement::unknown;
   double flag_one_way_ns = 0;  // 0 = not measured
 };

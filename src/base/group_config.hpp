@@ -73,10 +73,10 @@ struct GroupConfig {
   }
   // Rows that fit into the receive areas of `rank`, alignment padding counted.
   std::uint64_t max_rows(int rank) const {
-    const auto all = checked_mul(static_cast<std::uint64_t>(size),
-                                 max_rows_from_source(rank, max_topk));
-    const auto padding = checked_mul(static_cast<std::uint64_t>(experts.num_local(rank)),
-                                     kMaxAlignment - 1);
+    const auto all =
+        checked_mul(static_cast<std::uint64_t>(size), max_rows_from_source(rank, max_topk));
+    const auto padding =
+        checked_mul(static_cast<std::uint64_t>(experts.num_local(rank)), kMaxAlignment - 1);
     return all == 0 ? 0 : checked_add(all, padding);
   }
 };

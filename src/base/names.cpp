@@ -1,5 +1,8 @@
 #include <fmt/format.h>
 
+#include <string>
+#include <vector>
+
 #include "ubep/status.hpp"
 #include "ubep/types.hpp"
 
@@ -13,11 +16,11 @@ const char* pick(Enum value, const char* const (&names)[n]) {
 }
 
 std::string rank_list(std::uint64_t mask) {
-  std::string list;
+  std::vector<int> ranks;
   for (int r = 0; r < 64; ++r) {
-    if ((mask >> r & 1) != 0) list += (list.empty() ? "" : ",") + std::to_string(r);
+    if ((mask >> r & 1) != 0) ranks.push_back(r);
   }
-  return list;
+  return fmt::format("{}", fmt::join(ranks, ","));
 }
 
 std::string where(const Status& s) {

@@ -66,8 +66,7 @@ void EngineImpl<F>::add_output_tiles(Op& op) {
   }
   for (int q = 0; q < config_.size; ++q) {
     if (q == rank_ && !owner) continue;
-    const std::uint32_t rows =
-        h.routed->receive.sources[static_cast<std::size_t>(q)].num_rows();
+    const std::uint32_t rows = h.routed->receive.sources[static_cast<std::size_t>(q)].num_rows();
     op.send.add(static_cast<std::uint32_t>(q), rows, tiles_for(rows * stride, kTilesPerPeer));
   }
 }
@@ -106,8 +105,7 @@ int EngineImpl<F>::send_outputs(Op& op, Tile& tile) {
     const std::uint64_t row = row_index(h, q, tile.next, group);
     const Range range = own().y(h.slot, stride, row, 1);
     const bool keep_private = q == rank_ && store_ == Store::far;
-    std::byte* to =
-        keep_private ? slot_of(h).rows.data() + row * stride : fabric_.claim(range);
+    std::byte* to = keep_private ? slot_of(h).rows.data() + row * stride : fabric_.claim(range);
     owner ? sum_choices(op, q, tile.next, to)
           : copy_with(store_, to, op.own_y.row(static_cast<std::int64_t>(row)), bytes);
     if (!keep_private) fabric_.commit(range);

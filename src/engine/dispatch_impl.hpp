@@ -279,12 +279,12 @@ bool EngineImpl<F>::read_record(Op& op, int q) {
   entries.resize(span[1] - span[0]);
   if (!entries.empty()) std::memcpy(entries.data(), body, range.bytes);
   fabric_.release(q, range);
-  const OpDifference found = find_corruption(
-      entries, {.experts = &config_.experts,
-                .rank = rank_,
-                .tokens = op.theirs[static_cast<std::size_t>(q)].tokens,
-                .topk = op.line.topk,
-                .layout = op.line.layout});
+  const OpDifference found =
+      find_corruption(entries, {.experts = &config_.experts,
+                                .rank = rank_,
+                                .tokens = op.theirs[static_cast<std::size_t>(q)].tokens,
+                                .topk = op.line.topk,
+                                .layout = op.line.layout});
   if (found.field == nullptr) return true;
   Status status = status_of(op, Code::corrupt);
   status.peer = static_cast<std::int16_t>(q);
@@ -390,9 +390,9 @@ int EngineImpl<F>::pull_rows(Op& op, Tile& tile) {
   const std::uint64_t stride = stride_of(h);
   const auto bytes = static_cast<std::size_t>(h.x.row_bytes());
   const std::uint64_t block =
-      at_once ? config_.max_rows_from_source(rank_, h.routed->shape.row_per_choice()
-                                                        ? h.routed->shape.topk
-                                                        : 1) * tile.peer
+      at_once ? config_.max_rows_from_source(
+                    rank_, h.routed->shape.row_per_choice() ? h.routed->shape.topk : 1) *
+                    tile.peer
               : 0;
   auto* rows = const_cast<std::byte*>(h.received.base);
   const std::uint32_t begin = tile.next;
@@ -402,8 +402,7 @@ int EngineImpl<F>::pull_rows(Op& op, Tile& tile) {
     const Range range = layout(q).x(h.slot, stride, token, 1);
     const std::byte* from = q == rank_ ? h.x.row(token) : fabric_.acquire(q, range);
     if (from == nullptr) break;
-    const std::uint64_t to =
-        at_once ? block + tile.next : row_index(h, q, tile.next, group);
+    const std::uint64_t to = at_once ? block + tile.next : row_index(h, q, tile.next, group);
     copy_plain(rows + to * stride, from, bytes);
     if (q != rank_) fabric_.release(q, range);
   }
@@ -441,7 +440,8 @@ void EngineImpl<F>::show_received(Op& op) {
           q == rank_ || at_once ? nullptr : fabric_.acquire(q, layout(q).x(h.slot, stride, 0, 0));
       for (std::uint32_t i = 0; i < source.num_rows(); ++i) {
         const std::uint32_t token = source.row_token[i];
-        h.row_table.push_back(at_once ? r.base + (static_cast<std::uint64_t>(q) * block + i) * stride
+        h.row_table.push_back(at_once
+                                  ? r.base + (static_cast<std::uint64_t>(q) * block + i) * stride
                               : q == rank_ ? h.x.row(token)
                                            : x + token * stride);
       }

@@ -12,7 +12,6 @@
 #include "engine/handle_state.hpp"
 #include "ubep/combine.hpp"
 #include "ubep/dispatch.hpp"
-#include "ubep/stats.hpp"
 #include "ubep/status.hpp"
 
 namespace ubep {

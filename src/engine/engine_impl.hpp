@@ -180,12 +180,10 @@ int EngineImpl<F>::step(int lane, int lanes) {
 template <Fabric F>
 int EngineImpl<F>::run_tiles(Op& op) {
   const auto dispatching = [&op] { return op.line.kind == OpKind::dispatch; };
-  int done = op.send.run([&](Tile& tile) {
-    return dispatching() ? send_tokens(op, tile) : send_outputs(op, tile);
-  });
-  done += op.receive.run([&](Tile& tile) {
-    return dispatching() ? pull_rows(op, tile) : reduce_tokens(op, tile);
-  });
+  int done = op.send.run(
+      [&](Tile& tile) { return dispatching() ? send_tokens(op, tile) : send_outputs(op, tile); });
+  done += op.receive.run(
+      [&](Tile& tile) { return dispatching() ? pull_rows(op, tile) : reduce_tokens(op, tile); });
   return done;
 }
 
@@ -382,9 +380,7 @@ Status EngineImpl<F>::describe_wait(const HandleState& handle) const {
   const bool started = op->stage[static_cast<std::size_t>(q)] != Op::kOpLine;
   status.peer = static_cast<std::int16_t>(q);
   status.word = !started ? Word::op : dispatching ? Word::pub : Word::out;
-  status.expected = !started      ? op->line.seq
-                    : dispatching ? op->line.epoch
-                                  : 2 * op->line.epoch;
+  status.expected = !started ? op->line.seq : dispatching ? op->line.epoch : 2 * op->line.epoch;
   const std::uint64_t offset = !started      ? layout(q).op(op->line.seq)
                                : dispatching ? layout(q).pub(handle.slot)
                                              : layout(q).out(handle.slot);
@@ -412,7 +408,8 @@ void EngineImpl<F>::release(HandleState& handle) {
     finish(*op);
   }
   if (!outputs_published) {
-    // publishes: that no outputs of this epoch will come; a peer's combine fails instead of waiting.
+    // publishes: that no outputs of this epoch will come; a peer's combine fails instead of
+    // waiting.
     fabric_.store_flag(own().out(handle.slot), out_word + 1);
   }
   // publishes: all my reads of this epoch are over, to next_slot() of every peer; without it they

@@ -24,10 +24,9 @@ inline std::uint32_t tiles_for(std::uint64_t bytes, std::uint32_t most) {
 }
 
 struct Op {
-  explicit Op(int ranks) : send(kTilesForAll + tiles(ranks)), receive(kTilesForAll + tiles(ranks)) {}
-  static std::size_t tiles(int ranks) {
-    return static_cast<std::size_t>(ranks) * kTilesPerPeer;
-  }
+  explicit Op(int ranks)
+      : send(kTilesForAll + tiles(ranks)), receive(kTilesForAll + tiles(ranks)) {}
+  static std::size_t tiles(int ranks) { return static_cast<std::size_t>(ranks) * kTilesPerPeer; }
 
   OpLine line = {};  // mine; kind none = this place is free
   HandleState* handle = nullptr;
@@ -48,9 +47,9 @@ struct Op {
 
   // Combine.
   CombineArgs args;
-  ConstRows own_y;                          // own rows, by output row
-  LaneWord ready;                           // bit q: rank q's outputs can be reduced
-  std::vector<std::uint32_t> bases;         // per peer `groups_of(q)` bases, one behind the other
+  ConstRows own_y;                   // own rows, by output row
+  LaneWord ready;                    // bit q: rank q's outputs can be reduced
+  std::vector<std::uint32_t> bases;  // per peer `groups_of(q)` bases, one behind the other
   std::array<std::uint32_t, kMaxRanks + 1> first_base = {};
 };
 

@@ -1,5 +1,5 @@
-// How a caller waits while there is nothing to do: spin, then yield, then short sleeps. Never blocks
-// on a peer, so a death or a deadline is always noticed.
+// How a caller waits while there is nothing to do: spin, then yield, then short sleeps. Never
+// blocks on a peer, so a death or a deadline is always noticed.
 #pragma once
 
 #include <chrono>
@@ -10,8 +10,8 @@ class Waiter {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `spin`: at least as many CPUs as ranks. Otherwise whoever is awaited may need this very CPU, and
-  // the first thing to do is to give it up.
+  // `spin`: at least as many CPUs as ranks. Otherwise whoever is awaited may need this very CPU,
+  // and the first thing to do is to give it up.
   Waiter(bool spin, Clock::time_point deadline) : spin_(spin), deadline_(deadline) {}
 
   void busy() { idle_calls_ = 0; }

@@ -21,9 +21,8 @@
 namespace ubep {
 
 template <class F>
-concept Fabric = requires(F& fabric, const F& facts_of, int rank, Range range,
-                          std::uint64_t offset, std::uint64_t value, Ordering ordering, Work work,
-                          PeerState state) {
+concept Fabric = requires(F& fabric, const F& facts_of, int rank, Range range, std::uint64_t offset,
+                          std::uint64_t value, Ordering ordering, Work work, PeerState state) {
   { facts_of.facts() } -> std::convertible_to<const FabricFacts&>;
   { facts_of.rank() } -> std::same_as<int>;
   { facts_of.size() } -> std::same_as<int>;

@@ -14,7 +14,7 @@ namespace ubep {
 
 struct RowSum {
   std::span<const std::byte* const> rows;
-  const float* weights = nullptr;          // one per row, or none: a plain sum
+  const float* weights = nullptr;           // one per row, or none: a plain sum
   const std::uint8_t* group_end = nullptr;  // one per row: 1 = last of a partial sum; or none
   std::size_t hidden = 0;
   DType dtype = DType::bf16;

@@ -102,8 +102,8 @@ void index_rows(const ExpertMap& experts, const PlanShape& shape, int rank, Sour
   source.group_begin.assign(groups + 1, 0);
   for (std::size_t j = 0; j < source.entries.size(); ++j) {
     const Entry& entry = source.entries[j];
-    const bool new_row = shape.row_per_choice() || j == 0 ||
-                         entry.token != source.entries[j - 1].token;
+    const bool new_row =
+        shape.row_per_choice() || j == 0 || entry.token != source.entries[j - 1].token;
     if (!new_row) continue;
     source.row_token.push_back(entry.token);
     source.row_entry.push_back(static_cast<std::uint32_t>(j));

@@ -9,10 +9,10 @@ namespace {
 std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 
 // Sorts the entries by (destination, token, k), or by (expert position, token, k): a counting sort
-// over `keys` keys. Leaves the number of entries per key in `count`.
+// over `keys` keys. Leaves the end of each key's entries in plan.group_rows.
 template <class Key>
-void sort_entries(const RoutingView& routing, int topk, std::size_t keys, Key key,
-                  SendPlan& plan, std::vector<std::uint32_t>& next) {
+void sort_entries(const RoutingView& routing, std::size_t keys, Key key, SendPlan& plan) {
+  std::vector<std::uint32_t>& next = plan.group_rows;
   next.assign(keys + 1, 0);
   for (std::int32_t e : routing.topk_idx) {
     if (e >= 0) ++next[key(e) + 1];
@@ -21,7 +21,7 @@ void sort_entries(const RoutingView& routing, int topk, std::size_t keys, Key ke
   plan.entries.resize(next[keys]);
   std::size_t i = 0;
   for (std::uint32_t t = 0; t < routing.num_tokens; ++t) {
-    for (int k = 0; k < topk; ++k, ++i) {
+    for (int k = 0; k < routing.topk; ++k, ++i) {
       const std::int32_t e = routing.topk_idx[i];
       if (e < 0) continue;
       plan.entries[next[key(e)]++] = {t, static_cast<std::uint16_t>(e),
@@ -53,8 +53,7 @@ void add_choice_refs(std::span<Choice> choices, bool per_rank, SendPlan& plan) {
     plan.refs.push_back(choices[i].ref);
     plan.ref_weights.push_back(choices[i].weight);
     if (per_rank) {
-      const bool last =
-          i + 1 == choices.size() || choices[i + 1].ref.rank != choices[i].ref.rank;
+      const bool last = i + 1 == choices.size() || choices[i + 1].ref.rank != choices[i].ref.rank;
       plan.group_end.push_back(last ? 1 : 0);
     }
   }
@@ -106,16 +105,16 @@ void make_send_plan(const RoutingView& routing, const ExpertMap& experts, const 
 
   // group_rows doubles as the sort's scratch; afterwards it is filled with the row counts.
   if (by_expert) {
-    sort_entries(routing, shape.topk, at(experts.num_experts()),
-                 [&](std::int32_t e) { return at(experts.position[at(e)]); }, plan,
-                 plan.group_rows);
+    sort_entries(
+        routing, at(experts.num_experts()),
+        [&](std::int32_t e) { return at(experts.position[at(e)]); }, plan);
     for (std::size_t r = 1; r <= ranks; ++r) {
       const std::int32_t last = experts.first[r];
       plan.off[r] = last == 0 ? 0 : plan.group_rows[at(last) - 1];
     }
   } else {
-    sort_entries(routing, shape.topk, ranks,
-                 [&](std::int32_t e) { return at(experts.rank[at(e)]); }, plan, plan.group_rows);
+    sort_entries(
+        routing, ranks, [&](std::int32_t e) { return at(experts.rank[at(e)]); }, plan);
     for (std::size_t r = 1; r <= ranks; ++r) plan.off[r] = plan.group_rows[r - 1];
   }
   plan.group_rows.assign(by_expert ? at(experts.num_experts()) : ranks, 0);

@@ -16,8 +16,7 @@ OpDifference find_corruption(std::span<const Entry> entries, const RecordLimits&
                                     ? static_cast<std::uint64_t>(map.local[entry.expert])
                                     : 0;
     // (local expert, token, k) strictly grows.
-    const std::uint64_t key =
-        group << 40 | static_cast<std::uint64_t>(entry.token) << 8 | entry.k;
+    const std::uint64_t key = group << 40 | static_cast<std::uint64_t>(entry.token) << 8 | entry.k;
     if (i != 0 && key <= previous) return {"entry order", previous, key};
     previous = key;
   }

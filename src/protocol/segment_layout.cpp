@@ -21,8 +21,8 @@ SegmentLayout::SegmentLayout(const GroupConfig& config, int rank)
   max_entries_ = checked_mul(static_cast<std::uint64_t>(config.max_tokens),
                              static_cast<std::uint64_t>(config.max_topk));
   off_bytes_ = (size + 1) * sizeof(std::uint32_t);
-  x_bytes_ = round_up(
-      checked_mul(static_cast<std::uint64_t>(config.max_tokens), config.max_stride), kPageBytes);
+  x_bytes_ = round_up(checked_mul(static_cast<std::uint64_t>(config.max_tokens), config.max_stride),
+                      kPageBytes);
   y_bytes_ = round_up(checked_mul(config.max_rows(rank), config.max_stride), kPageBytes);
 
   op_ = add(4 * static_cast<std::uint64_t>(slots_) * sizeof(OpLine), kLineBytes);

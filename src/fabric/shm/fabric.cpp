@@ -18,8 +18,8 @@ std::unique_ptr<ShmFabric> ShmFabric::join(const JoinRequest& request,
   const auto bytes = request.segment_bytes[static_cast<std::size_t>(request.rank)];
   auto own = std::make_shared<Segment>(Segment::create(bytes, request.rank));
   ProbeResult probe;
-  Segments segments = threads != nullptr ? threads->join(request, own)
-                                         : join_processes(request, own, probe);
+  Segments segments =
+      threads != nullptr ? threads->join(request, own) : join_processes(request, own, probe);
   std::unique_ptr<ShmFabric> fabric(
       new ShmFabric(request.rank, std::move(segments), threads != nullptr));
   fabric->facts_.flag_one_way_ns = probe.one_way_ns;
@@ -66,8 +66,8 @@ const std::byte* ShmFabric::map_side_by_side(Range range) {
   const std::size_t bytes = range.bytes * segments_.size();
   void* area = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (area == MAP_FAILED) {
-    throw Error(ErrorCode::setup, fmt::format("cannot reserve a view of {} bytes: {}", bytes,
-                                              std::strerror(errno)));
+    throw Error(ErrorCode::setup,
+                fmt::format("cannot reserve a view of {} bytes: {}", bytes, std::strerror(errno)));
   }
   auto* data = static_cast<std::byte*>(area);
   windows_.push_back({range.offset, data, bytes});

@@ -50,8 +50,6 @@ std::uint64_t cgroup_available() {
 
 }  // namespace
 
-std::uint64_t available_memory_bytes() {
-  return std::min(meminfo_available(), cgroup_available());
-}
+std::uint64_t available_memory_bytes() { return std::min(meminfo_available(), cgroup_available()); }
 
 }  // namespace ubep

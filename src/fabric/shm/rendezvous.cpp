@@ -30,10 +30,10 @@ struct Hello {
 struct Order {
   enum class Kind : std::uint32_t { refuse, segments, probe, go };
   Kind kind;
-  std::int32_t cpu;           // probe: where rank 0 runs
-  std::uint64_t first;        // probe: first flag value
-  double one_way_ns;          // go: this rank's result
-  char text[472];             // refuse
+  std::int32_t cpu;     // probe: where rank 0 runs
+  std::uint64_t first;  // probe: first flag value
+  double one_way_ns;    // go: this rank's result
+  char text[472];       // refuse
 };
 static_assert(sizeof(Order) == 496);
 
@@ -45,9 +45,7 @@ std::string socket_name(const JoinRequest& request) {
 }
 
 std::string rank_list(const std::vector<int>& ranks) {
-  std::string list;
-  for (int r : ranks) list += (list.empty() ? "" : ", ") + std::to_string(r);
-  return list;
+  return fmt::format("{}", fmt::join(ranks, ", "));
 }
 
 std::string difference(const AgreedFields& mine, int my_rank, const std::uint64_t* theirs,
@@ -181,8 +179,8 @@ class Host {
     Segments segments{own_};
     for (int r = 1; r < request_.size; ++r) {
       const auto i = static_cast<std::size_t>(r);
-      segments.push_back(std::make_shared<Segment>(
-          Segment::attach(peers_[i].fd, request_.segment_bytes[i], r)));
+      segments.push_back(
+          std::make_shared<Segment>(Segment::attach(peers_[i].fd, request_.segment_bytes[i], r)));
     }
     return segments;
   }
@@ -284,11 +282,11 @@ class Guest {
     Segments segments;
     std::size_t next = 0;
     for (int r = 0; r < request_.size; ++r) {
-      segments.push_back(r == request_.rank
-                             ? own_
-                             : std::make_shared<Segment>(Segment::attach(
-                                   fds[next++], request_.segment_bytes[static_cast<std::size_t>(r)],
-                                   r)));
+      segments.push_back(
+          r == request_.rank
+              ? own_
+              : std::make_shared<Segment>(Segment::attach(
+                    fds[next++], request_.segment_bytes[static_cast<std::size_t>(r)], r)));
     }
     return segments;
   }

@@ -1,5 +1,5 @@
-// How the ranks of one host exchange their segments: rank 0 listens on an abstract Unix socket named
-// by user and job, collects every rank's descriptor and hands the full set to each.
+// How the ranks of one host exchange their segments: rank 0 listens on an abstract Unix socket
+// named by user and job, collects every rank's descriptor and hands the full set to each.
 //
 // Both sides check the other's user. Whatever goes wrong at rank 0 (a difference in the
 // configuration, a missing or doubled rank) is told to every rank that has arrived.

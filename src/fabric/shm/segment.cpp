@@ -18,8 +18,8 @@ namespace {
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
 
 [[noreturn]] void fail(const char* what, std::uint64_t bytes) {
-  throw Error(ErrorCode::setup, fmt::format("segment of {} bytes: {} failed: {}", bytes, what,
-                                            std::strerror(errno)));
+  throw Error(ErrorCode::setup,
+              fmt::format("segment of {} bytes: {} failed: {}", bytes, what, std::strerror(errno)));
 }
 
 std::byte* map(int fd, std::uint64_t bytes, int protection) {

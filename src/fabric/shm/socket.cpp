@@ -82,8 +82,8 @@ Socket Socket::connect(const std::string& abstract_name, Deadline deadline) {
 
 bool Socket::wait_for(short events, Deadline deadline) const {
   for (;;) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(
-        deadline - std::chrono::steady_clock::now());
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
     pollfd entry{fd_, events, 0};
     const int ready = ::poll(&entry, 1, static_cast<int>(std::clamp<long>(left.count(), 0, 60000)));
     if (ready > 0) return true;

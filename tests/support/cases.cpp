@@ -1,0 +1,266 @@
+#include "support/cases.hpp"
+
+#include <algorithm>
+#include <cstdio>
+
+namespace ubep::test {
+namespace {
+
+constexpr auto index(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+std::vector<std::int32_t> random_map(int num_experts, int num_ranks, Random& random) {
+  // Owners are drawn from some of the ranks: the others own nothing.
+  const int owners = random.between(1, num_ranks);
+  const int first = random.below(num_ranks);
+  std::vector<std::int32_t> map;
+  for (int e = 0; e < num_experts; ++e) map.push_back((first + random.below(owners)) % num_ranks);
+  return map;
+}
+
+int random_hidden(Random& random) {
+  switch (random.below(4)) {
+    case 0:
+      return random.between(1, 9);
+    case 1:
+      return 32 * random.between(1, 8);
+    case 2:
+      return 2 * random.between(1, 150) - 1;
+    default:
+      return random.between(1, 300);
+  }
+}
+
+void choose_communicator(Case& c, const CaseLimits& limits, Random& random) {
+  c.num_ranks = random.between(1, limits.max_ranks);
+  if (random.one_in(16)) c.num_ranks = random.between(1, 2 * limits.max_ranks);
+  CommunicatorOptions& options = c.options;
+  options.num_experts = random.between(1, 40);
+  if (random.one_in(2)) {
+    options.expert_rank = random_map(options.num_experts, c.num_ranks, random);
+  }
+  options.max_tokens = random.pick<int>({1, 2, 3, 7, 16, 24, 33, 64});
+  if (random.one_in(24)) options.max_tokens = 0;
+  options.max_hidden = random_hidden(random);
+  options.max_dtype = random.pick<DType>({DType::bf16, DType::fp16, DType::fp32});
+  options.max_topk = random.between(1, 12);
+  if (random.one_in(10)) options.max_topk = random.between(13, 64);
+  options.slots = random.between(1, 4);
+  options.timeout = std::chrono::seconds(40);
+}
+
+void choose_shape(const CommunicatorOptions& options, Problem& problem, Random& random) {
+  const auto largest_row = index(options.max_hidden) * size_of(options.max_dtype);
+  problem.dtype = random.pick<DType>({DType::bf16, DType::fp16, DType::fp32});
+  if (largest_row < size_of(problem.dtype)) problem.dtype = options.max_dtype;
+  const int largest = static_cast<int>(largest_row / size_of(problem.dtype));
+  problem.hidden = random.one_in(2) ? largest : random.between(1, largest);
+  problem.topk = random.one_in(2) ? options.max_topk : random.between(1, options.max_topk);
+  problem.layout = random.one_in(2) ? Layout::rank_major : Layout::expert_major;
+  problem.function = static_cast<ExpertFunction>(random.below(3));
+  if (problem.layout == Layout::rank_major) {
+    problem.topk1 = random.one_in(4);
+    problem.reduction = random.pick<Reduction>({Reduction::automatic, Reduction::per_rank});
+    return;
+  }
+  problem.expert_alignment = random.pick<int>({1, 1, 2, 5, 8, 16, 64});
+  problem.reduction =
+      random.pick<Reduction>({Reduction::automatic, Reduction::exact, Reduction::per_rank});
+}
+
+// What only changes how rows travel: never the bits.
+DispatchOptions choose_options(const Problem& problem, Random& random) {
+  DispatchOptions options{.layout = problem.layout,
+                          .reduction = problem.reduction,
+                          .topk1 = problem.topk1,
+                          .expert_alignment = problem.expert_alignment};
+  const bool rank_major = problem.layout == Layout::rank_major;
+  const bool read = rank_major && !problem.topk1 && random.one_in(2);
+  if (read) {
+    options.mapped_view = random.one_in(3);
+    options.path = random.pick<Path>({Path::read, Path::read, Path::automatic});
+  } else {
+    options.path = random.pick<Path>({Path::pull, Path::pull, Path::automatic});
+    const bool pull = options.path == Path::pull;
+    options.in_place = pull && random.one_in(3);
+    options.contiguous = pull && rank_major && random.one_in(2);
+  }
+  if (rank_major && !options.in_place && random.one_in(3)) options.weighting = Weighting::owner;
+  return options;
+}
+
+LocalChoice choose_local(const Problem& problem, Random& random) {
+  LocalChoice local;
+  local.options = choose_options(problem, random);
+  local.drive = static_cast<Drive>(random.below(4));
+  local.lanes = random.between(2, 3);
+  local.input = random.one_in(3);
+  local.own_y = random.one_in(2);
+  local.x_gap = random.one_in(3) ? random.between(1, 40) : 0;
+  local.y_gap = random.one_in(3) ? random.between(1, 40) : 0;
+  local.out_gap = random.one_in(3) ? random.between(1, 40) : 0;
+  local.shift = random.one_in(3) ? random.between(1, 7) : 0;
+  local.finish_late = random.one_in(3);
+  return local;
+}
+
+// Every rank's own affairs; most often all ranks do the same thing in their own way. Options of a
+// repeated routing are those of its origin.
+void choose_locals(Case& c, int number, std::uint64_t seed) {
+  Operation& operation = c.operations[index(number)];
+  const auto stream = static_cast<std::uint64_t>(number);
+  Random shared(seed, stream, 0);
+  const DispatchOptions options = choose_options(operation.problem, shared);
+  const bool same = !shared.one_in(4);
+  operation.local.clear();
+  for (int rank = 0; rank < c.num_ranks; ++rank) {
+    Random random(seed, stream, static_cast<std::uint64_t>(rank) + 1);
+    LocalChoice local = choose_local(operation.problem, random);
+    if (same) local.options = options;
+    if (operation.origin >= 0) {
+      local.options = c.operations[index(operation.origin)].local[index(rank)].options;
+    }
+    local.own_y = local.own_y && !local.options.in_place;
+    operation.local.push_back(local);
+  }
+}
+
+// A dispatch with the routing of an earlier one must be that one in everything but x.
+void repeat_routing(const Operation& origin, Operation& operation, Random& random) {
+  const ExpertFunction function = operation.problem.function;
+  operation.problem = origin.problem;
+  operation.problem.function = function;
+  for (RankInput& input : operation.problem.ranks) {
+    for (std::size_t i = 0; i + 1 < input.x.size(); i += 2) {
+      if (random.one_in(2)) std::swap(input.x[i], input.x[i + 1]);
+    }
+  }
+}
+
+// Which handles hold leases, and whose routing each remembers, while the events are drawn.
+struct Leases {
+  std::vector<int> holder;  // [handles] operation whose lease it holds, -1 = none
+  std::vector<int> latest;  // [handles] operation that used it last, -1 = none
+  std::vector<int> open;    // operations in flight, oldest first
+
+  explicit Leases(int handles) : holder(index(handles), -1), latest(index(handles), -1) {}
+
+  std::vector<int> free_handles() const {
+    std::vector<int> free;
+    for (std::size_t i = 0; i < holder.size(); ++i) {
+      if (holder[i] < 0) free.push_back(static_cast<int>(i));
+    }
+    return free;
+  }
+  std::vector<int> used_handles() const {
+    std::vector<int> used;
+    for (std::size_t i = 0; i < latest.size(); ++i) {
+      if (latest[i] >= 0) used.push_back(static_cast<int>(i));
+    }
+    return used;
+  }
+  void start(int operation, int handle) {
+    holder[index(handle)] = latest[index(handle)] = operation;
+    open.push_back(operation);
+  }
+  void end(int operation, int handle) {
+    holder[index(handle)] = -1;
+    open.erase(std::find(open.begin(), open.end(), operation));
+  }
+};
+
+void add_dispatch(Case& c, Leases& leases, Random& random) {
+  const int number = static_cast<int>(c.operations.size());
+  Operation operation;
+  Problem& problem = operation.problem;
+  problem.num_experts = c.options.num_experts;
+  problem.expert_rank = c.options.expert_rank;
+  problem.ranks.resize(index(c.num_ranks));
+  choose_shape(c.options, problem, random);
+  operation.handle = random.pick(leases.free_handles());
+  const std::vector<int> used = leases.used_handles();
+  if (!used.empty() && random.one_in(4)) {
+    operation.cached = random.pick(used);
+    operation.origin = leases.latest[index(operation.cached)];
+    repeat_routing(c.operations[index(operation.origin)], operation, random);
+  } else {
+    fill_inputs(problem, c.options.max_tokens, random);
+  }
+  operation.release = random.one_in(8);
+  leases.start(number, operation.handle);
+  c.operations.push_back(std::move(operation));
+  choose_locals(c, number, c.seed);
+  c.events.push_back({true, number});
+}
+
+// Dispatch e takes the slot of e - N, so that one must have ended; any open lease may end.
+void draw_events(Case& c, int count, Random& random) {
+  Leases leases(c.num_handles);
+  const int slots = c.options.slots;
+  while (static_cast<int>(c.operations.size()) < count || !leases.open.empty()) {
+    const int next = static_cast<int>(c.operations.size());
+    const bool slot_free =
+        std::find(leases.open.begin(), leases.open.end(), next - slots) == leases.open.end();
+    const bool can_start = next < count && slot_free;
+    if (can_start && (leases.open.empty() || !random.one_in(3))) {
+      add_dispatch(c, leases, random);
+      continue;
+    }
+    const int ending = random.one_in(3) ? random.pick(leases.open) : leases.open.front();
+    leases.end(ending, c.operations[index(ending)].handle);
+    c.events.push_back({false, ending});
+  }
+}
+
+void choose_stores(Case& c, Random& random) {
+  const bool same = random.one_in(2);
+  const std::vector<Store> kinds{Store::automatic, Store::near, Store::far};
+  const Store store = random.pick(kinds);
+  c.stores.clear();
+  for (int rank = 0; rank < c.num_ranks; ++rank) {
+    c.stores.push_back(same ? store : random.pick(kinds));
+  }
+}
+
+}  // namespace
+
+Case make_case(std::uint64_t seed, const CaseLimits& limits) {
+  Random random(seed);
+  Case c;
+  c.seed = seed;
+  choose_communicator(c, limits, random);
+  choose_stores(c, random);
+  c.num_handles = c.options.slots + 2;
+  const int low = std::min(limits.max_operations, 2 * c.options.slots + 2);
+  draw_events(c, random.between(low, limits.max_operations), random);
+  return c;
+}
+
+void vary(Case& c, std::uint64_t seed) {
+  Random random(seed);
+  choose_stores(c, random);
+  for (int i = 0; i < static_cast<int>(c.operations.size()); ++i) choose_locals(c, i, seed);
+}
+
+void expect(Case& c) {
+  for (Operation& operation : c.operations) {
+    operation.received.clear();
+    operation.out.clear();
+    for (int rank = 0; rank < c.num_ranks; ++rank) {
+      operation.received.push_back(expected_received(operation.problem, rank));
+      operation.out.push_back(expected_out(operation.problem, rank));
+    }
+  }
+}
+
+std::string describe(const Case& c) {
+  char text[256];
+  std::snprintf(text, sizeof text,
+                "%d ranks, %d experts (%s), %zu operations, %d slots, max tokens %d, hidden %d, "
+                "top-k %d",
+                c.num_ranks, c.options.num_experts,
+                c.options.expert_rank.empty() ? "blocks" : "map", c.operations.size(),
+                c.options.slots, c.options.max_tokens, c.options.max_hidden, c.options.max_topk);
+  return text;
+}
+
+}  // namespace ubep::test

@@ -1,0 +1,36 @@
+// Compares what the library returned with what the reference expects.
+//
+// Each function returns "" or the first difference in one line (row, column, got, want).
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "support/reference.hpp"
+#include "ubep/dispatch.hpp"
+#include "ubep/types.hpp"
+
+namespace ubep::test {
+
+std::string compare_received(const Received& got, const ExpectedReceived& want,
+                             const Problem& problem);
+// Received::mapped and its lists: all peers' tokens as one tensor, as `rank` sees them.
+std::string compare_mapped(const Received& got, const Problem& problem, int rank, int max_tokens);
+// `want` is dense [tokens, hidden]. Rows of tokens whose `valid` is 0 are not looked at; an empty
+// list means that all are valid.
+std::string compare_out(const Rows& got, const std::vector<std::byte>& want,
+                        const std::vector<std::uint8_t>& valid = {});
+
+// Order-independent of NaN payloads: equal results have equal hashes.
+class Hash {
+ public:
+  void add(DType dtype, const std::byte* elements, std::size_t count);
+  void add(std::uint64_t number);
+  std::uint64_t value() const { return value_; }
+
+ private:
+  std::uint64_t value_ = 0xcbf29ce484222325ULL;
+};
+
+}  // namespace ubep::test

@@ -1,0 +1,50 @@
+#include "support/experts.hpp"
+
+#include <vector>
+
+namespace ubep::test {
+namespace {
+
+constexpr auto index(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+Expert expert_of(const Problem& problem) {
+  return {problem.function, problem.dtype, problem.hidden};
+}
+
+// One output row per choice: no weights, no sums.
+void run_by_expert(const Received& received, const Problem& problem,
+                   const std::vector<std::int32_t>& experts, const Rows& y) {
+  const bool indirect = problem.layout == Layout::rank_major;
+  for (std::size_t e = 0; e < experts.size(); ++e) {
+    for (std::int32_t j = 0; j < received.expert_counts[e]; ++j) {
+      const std::int64_t place = received.expert_offsets[e] + j;
+      const std::int64_t row = indirect ? received.expert_rows[index(place)] : place;
+      expert_of(problem).apply(experts[e], received.row(row), y.row(place));
+    }
+  }
+}
+
+}  // namespace
+
+void run_experts(const Received& received, const Problem& problem, int rank,
+                 Weighting weighting, const Rows& y) {
+  const std::vector<std::int32_t> experts = experts_of(problem, rank);
+  if (problem.layout == Layout::expert_major || weighting == Weighting::owner) {
+    run_by_expert(received, problem, experts, y);
+    return;
+  }
+  const Expert expert = expert_of(problem);
+  const std::int64_t choices = problem.topk1 ? 1 : problem.topk;
+  for (std::int64_t i = 0; i < received.num_rows; ++i) {
+    std::vector<float> sum(index(problem.hidden), 0.0F);
+    for (std::int64_t choice = i * choices; choice < (i + 1) * choices; ++choice) {
+      const std::int32_t local = received.topk_idx[index(choice)];
+      if (local < 0) continue;
+      expert.accumulate(experts[index(local)], received.topk_weights[index(choice)],
+                        received.row(i), sum.data());
+    }
+    expert.round(sum.data(), y.row(i));
+  }
+}
+
+}  // namespace ubep::test

@@ -1,0 +1,285 @@
+#include "support/rank_run.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <stdexcept>
+#include <thread>
+
+#include "support/experts.hpp"
+
+namespace ubep::test {
+namespace {
+
+constexpr auto index(std::int64_t i) { return static_cast<std::size_t>(i); }
+constexpr std::byte kPoison{0xff};  // a NaN in every type
+constexpr std::chrono::seconds kPatience{40};
+
+// A matrix in the caller's memory: `shift` elements, then rows `gap` elements apart.
+struct Tensor {
+  std::int64_t num_rows = 0;
+  const Problem& problem;
+  int gap = 0;
+  int shift = 0;
+
+  Rows in(std::vector<std::byte>& memory) const {
+    const std::int64_t width = static_cast<std::int64_t>(size_of(problem.dtype));
+    const std::int64_t stride = (problem.hidden + gap) * width;
+    const std::int64_t last = num_rows == 0 ? 0 : (num_rows - 1) * stride + problem.hidden * width;
+    memory.assign(index(shift * width + last), kPoison);
+    return {memory.data() + shift * width, num_rows, problem.hidden, problem.dtype,
+            gap == 0 ? 0 : stride};
+  }
+};
+
+}  // namespace
+
+RankRun::RankRun(const Case& c, int rank, std::uint64_t delay_seed)
+    : case_(c),
+      rank_(rank),
+      delays_(delay_seed != 0),
+      random_(delay_seed, static_cast<std::uint64_t>(rank), c.seed),
+      stages_(c.operations.size(), Stage::idle),
+      buffers_(c.operations.size()),
+      latest_(index(c.num_handles), -1),
+      handles_(index(c.num_handles)) {}
+
+void RankRun::run(const Bootstrap& bootstrap) {
+  CommunicatorOptions options = case_.options;
+  options.store = case_.stores[index(rank_)];
+  comm_.emplace(Communicator::create(bootstrap, options));
+  for (const Event& event : case_.events) {
+    maybe_sleep();
+    if (event.dispatch) {
+      start_dispatch(event.operation);
+    } else {
+      end(event.operation);
+    }
+  }
+  for (int handle = 0; handle < case_.num_handles; ++handle) finish_handle(handle);
+  if (random_.one_in(2)) comm_.reset();
+}
+
+void RankRun::start_dispatch(int number) {
+  const Operation& op = operation(number);
+  finish_handle(op.handle);
+  if (op.cached >= 0) finish_handle(op.cached);
+  latest_[index(op.handle)] = number;
+  Handle& handle = handle_of(number);
+  const RankInput& in = input(number);
+  const Routing routing{in.topk_idx, in.topk_weights, op.problem.topk};
+  const DispatchOptions& options = local(number).options;
+  const ConstRows x = place_x(number);
+  if (local(number).drive == Drive::call) {
+    require(number, "dispatch",
+            op.cached < 0 ? comm_->dispatch(x, routing, options, handle)
+                          : comm_->dispatch(x, handles_[index(op.cached)], handle));
+  } else {
+    retry(number, "start_dispatch", [&] {
+      return op.cached < 0 ? comm_->start_dispatch(x, routing, options, handle)
+                           : comm_->start_dispatch(x, handles_[index(op.cached)], handle);
+    });
+  }
+  stages_[index(number)] = Stage::dispatching;
+  if (local(number).drive == Drive::call) finish_dispatch(number);
+}
+
+void RankRun::finish_dispatch(int number) {
+  finish(number);
+  stages_[index(number)] = Stage::received;
+  const Operation& op = operation(number);
+  const Handle& handle = handle_of(number);
+  const Received& received = handle.received();
+  if (handle.epoch() != static_cast<std::uint64_t>(number) + 1) {
+    fail(number, "epoch: got " + std::to_string(handle.epoch()));
+  }
+  std::string difference =
+      compare_received(received, op.received[index(rank_)], op.problem);
+  if (difference.empty() && local(number).options.mapped_view) {
+    difference = compare_mapped(received, op.problem, rank_, case_.options.max_tokens);
+  }
+  if (!difference.empty()) fail(number, difference);
+}
+
+void RankRun::end(int number) {
+  if (stages_[index(number)] == Stage::dispatching) finish_dispatch(number);
+  Handle& handle = handle_of(number);
+  if (!handle.holds_lease()) fail(number, "the lease is gone before the end");
+  if (operation(number).release) {
+    comm_->release(handle);
+    if (handle.holds_lease()) fail(number, "release() left the lease");
+    stages_[index(number)] = Stage::idle;
+    return;
+  }
+  const Rows y = place_y(number);
+  run_experts(handle.received(), operation(number).problem, rank_,
+              local(number).options.weighting, y);
+  CombineArgs args{.out = place_out(number)};
+  if (local(number).own_y) args.y = y;
+  if (local(number).drive == Drive::call) {
+    require(number, "combine", comm_->combine(handle, args));
+  } else {
+    retry(number, "start_combine", [&] { return comm_->start_combine(handle, args); });
+  }
+  stages_[index(number)] = Stage::combining;
+  if (local(number).drive == Drive::call || !local(number).finish_late) finish_combine(number);
+}
+
+void RankRun::finish_combine(int number) {
+  finish(number);
+  stages_[index(number)] = Stage::idle;
+  const Handle& handle = handle_of(number);
+  if (handle.holds_lease()) fail(number, "combine left the lease");
+  const auto valid = handle.valid_tokens();
+  if (valid.size() != index(input(number).tokens) ||
+      std::count(valid.begin(), valid.end(), std::uint8_t{1}) != std::ssize(valid)) {
+    fail(number, "valid_tokens: not one 1 for each token");
+  }
+  const Rows& out = buffers_[index(number)].out_rows;
+  const std::string difference = compare_out(out, operation(number).out[index(rank_)]);
+  if (!difference.empty()) fail(number, difference);
+  for (std::int64_t i = 0; i < out.num_rows; ++i) {
+    hash_.add(out.dtype, out.row(i), index(out.hidden));
+  }
+  check_gaps(number);
+  buffers_[index(number)] = {};
+}
+
+void RankRun::finish_handle(int handle) {
+  const int number = latest_[index(handle)];
+  if (number < 0) return;
+  if (stages_[index(number)] == Stage::dispatching) finish_dispatch(number);
+  if (stages_[index(number)] == Stage::combining) finish_combine(number);
+}
+
+// Completes the handle's latest operation.
+void RankRun::finish(int number) {
+  Handle& handle = handle_of(number);
+  switch (local(number).drive) {
+    case Drive::call:
+      require(number, "poll", comm_->poll(handle));
+      break;
+    case Drive::wait:
+      require(number, "wait", comm_->wait(handle));
+      break;
+    case Drive::poll:
+      retry(number, "poll", [&] { return comm_->poll(handle); });
+      break;
+    case Drive::lanes:
+      require(number, "step", step_lanes(handle, local(number).lanes));
+      break;
+  }
+}
+
+ConstRows RankRun::place_x(int number) {
+  const Operation& op = operation(number);
+  const RankInput& in = input(number);
+  Rows x;
+  if (local(number).input) {
+    retry(number, "input",
+          [&] { return comm_->input(in.tokens, op.problem.hidden, op.problem.dtype, x); });
+    if (x.num_rows != in.tokens || x.hidden != op.problem.hidden ||
+        x.dtype != op.problem.dtype) {
+      fail(number, "input(): another shape than asked for");
+    }
+  } else {
+    const Tensor tensor{in.tokens, op.problem, local(number).x_gap, local(number).shift};
+    x = tensor.in(buffers_[index(number)].x);
+  }
+  const std::size_t row_bytes = index(x.row_bytes());
+  for (std::int64_t i = 0; i < in.tokens; ++i) {
+    std::memcpy(x.row(i), in.x.data() + index(i) * row_bytes, row_bytes);
+  }
+  return x;
+}
+
+Rows RankRun::place_out(int number) {
+  const LocalChoice& choice = local(number);
+  const Tensor tensor{input(number).tokens, operation(number).problem, choice.out_gap,
+                      choice.shift};
+  Buffers& buffers = buffers_[index(number)];
+  buffers.out_rows = tensor.in(buffers.out);
+  return buffers.out_rows;
+}
+
+Rows RankRun::place_y(int number) {
+  const Received& received = handle_of(number).received();
+  const LocalChoice& choice = local(number);
+  const bool owner = choice.options.weighting == Weighting::owner;
+  const std::int64_t num_rows =
+      owner ? std::ssize(received.expert_rows) : received.num_rows;
+  if (choice.own_y) {
+    const Tensor tensor{num_rows, operation(number).problem, choice.y_gap, 0};
+    return tensor.in(buffers_[index(number)].y);
+  }
+  const Rows y = handle_of(number).expert_output();
+  if (y.num_rows != num_rows || y.hidden != received.hidden || y.dtype != received.dtype) {
+    fail(number, "expert_output(): another shape than [" + std::to_string(num_rows) + ", " +
+                     std::to_string(received.hidden) + "]");
+  }
+  return y;
+}
+
+// Nothing but the rows of `out` was written. Ends the use of the buffer.
+void RankRun::check_gaps(int number) {
+  Buffers& buffers = buffers_[index(number)];
+  const Rows& out = buffers.out_rows;
+  for (std::int64_t i = 0; i < out.num_rows; ++i) {
+    std::fill_n(out.row(i), out.row_bytes(), kPoison);
+  }
+  if (std::count(buffers.out.begin(), buffers.out.end(), kPoison) != std::ssize(buffers.out)) {
+    fail(number, "combine wrote between or before the rows of out");
+  }
+}
+
+void RankRun::retry(int number, const char* what, const std::function<Status()>& call) {
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  for (;;) {
+    const Status status = call();
+    if (status.code != Code::not_ready) return require(number, what, status);
+    if (std::chrono::steady_clock::now() > deadline) {
+      fail(number, std::string(what) + " stays not_ready: " + status.message());
+    }
+    if (comm_->step() == 0) std::this_thread::yield();
+  }
+}
+
+void RankRun::require(int number, const char* what, const Status& status) const {
+  if (!status.ok()) fail(number, std::string(what) + ": " + status.message());
+}
+
+void RankRun::fail(int number, const std::string& what) const {
+  throw std::runtime_error("rank " + std::to_string(rank_) + ", operation " +
+                           std::to_string(number) + ": " + what);
+}
+
+Status RankRun::step_lanes(const Handle& handle, int lanes) {
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  const auto work = [&](int lane) {
+    while (comm_->poll(handle).code == Code::not_ready &&
+           std::chrono::steady_clock::now() < deadline) {
+      if (comm_->step(lane, lanes) == 0) std::this_thread::yield();
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int lane = 1; lane < lanes; ++lane) threads.emplace_back(work, lane);
+  work(0);
+  for (std::thread& thread : threads) thread.join();
+  return comm_->poll(handle);
+}
+
+void RankRun::maybe_sleep() {
+  if (!delays_ || !random_.one_in(3)) return;
+  std::this_thread::sleep_for(std::chrono::microseconds(random_.below(400)));
+}
+
+const Operation& RankRun::operation(int number) const { return case_.operations[index(number)]; }
+const LocalChoice& RankRun::local(int number) const {
+  return operation(number).local[index(rank_)];
+}
+const RankInput& RankRun::input(int number) const {
+  return operation(number).problem.ranks[index(rank_)];
+}
+Handle& RankRun::handle_of(int number) { return handles_[index(operation(number).handle)]; }
+
+}  // namespace ubep::test

@@ -1,0 +1,67 @@
+#include "support/ranks.hpp"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <thread>
+
+namespace ubep::test {
+namespace {
+
+int status_of_thread(const RankBody& body, const Bootstrap& bootstrap) {
+  try {
+    body(bootstrap);
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "rank %d: %s\n", bootstrap.rank, error.what());
+    return 70;
+  }
+}
+
+std::vector<int> thread_statuses(int size, const RankBody& body) {
+  std::vector<int> statuses(static_cast<std::size_t>(size), 0);
+  const ThreadGroup group(size);
+  std::vector<std::thread> threads;
+  const unsigned before = alarm(kRankSeconds);
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      statuses[static_cast<std::size_t>(rank)] = status_of_thread(body, group.bootstrap(rank));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  alarm(before);
+  return statuses;
+}
+
+}  // namespace
+
+const char* name(RankKind kind) { return kind == RankKind::threads ? "threads" : "processes"; }
+
+std::vector<int> rank_statuses(RankKind kind, int size, const RankBody& body) {
+  if (kind == RankKind::threads) return thread_statuses(size, body);
+  return fork_ranks(size, [&](const Bootstrap& bootstrap) {
+    alarm(kRankSeconds);
+    body(bootstrap);
+    return testing::Test::HasFailure() ? 1 : 0;
+  });
+}
+
+void run_ranks(RankKind kind, int size, const RankBody& body) {
+  const std::vector<int> statuses = rank_statuses(kind, size, body);
+  for (std::size_t rank = 0; rank < statuses.size(); ++rank) {
+    EXPECT_EQ(statuses[rank], 0) << name(kind) << ", rank " << rank;
+  }
+}
+
+void Gate::arrive() const { std::atomic_ref<int>(count_[0]).fetch_add(1); }
+
+void Gate::wait() const {
+  while (std::atomic_ref<int>(count_[0]).load() < size_) {
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+}  // namespace ubep::test

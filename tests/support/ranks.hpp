@@ -1,0 +1,82 @@
+// Runs a test body once per rank, ranks being threads or processes.
+//
+//   run_ranks(RankKind::processes, 3, [&](const Bootstrap& bootstrap) {
+//     ... EXPECT_EQ(...) ...                              // counts in either kind
+//   });
+#pragma once
+
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <functional>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "ubep/bootstrap.hpp"
+
+namespace ubep::test {
+
+enum class RankKind { threads, processes };
+
+const char* name(RankKind kind);
+
+// Names the instances of a test that is parameterised by RankKind.
+struct KindName {
+  template <class Info>
+  std::string operator()(const Info& instance) const {
+    return name(instance.param);
+  }
+};
+
+using RankBody = std::function<void(const Bootstrap&)>;
+
+// Seconds after which a rank that hangs is ended by SIGALRM (processes), or the test (threads).
+inline constexpr unsigned kRankSeconds = 60;
+
+// What ended each rank: 0, 1 = an expectation failed, 70 = exception, 128 + n = signal n.
+std::vector<int> rank_statuses(RankKind kind, int size, const RankBody& body);
+// The same, and expects 0 of all.
+void run_ranks(RankKind kind, int size, const RankBody& body);
+
+// Memory that the test and all its ranks share, zero at first.
+template <class T>
+class SharedArray {
+ public:
+  explicit SharedArray(std::size_t size) : size_(size) {
+    void* memory = mmap(nullptr, size * sizeof(T), PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    data_ = static_cast<T*>(memory);
+    for (std::size_t i = 0; i < size; ++i) new (data_ + i) T();
+  }
+  ~SharedArray() { munmap(data_, size_ * sizeof(T)); }
+  SharedArray(const SharedArray&) = delete;
+  SharedArray& operator=(const SharedArray&) = delete;
+
+  T& operator[](std::size_t i) const { return data_[i]; }
+  T& operator[](int i) const { return data_[static_cast<std::size_t>(i)]; }
+  std::size_t size() const { return size_; }
+
+ private:
+  std::size_t size_;
+  T* data_ = nullptr;
+};
+
+// Opens once `size` ranks have arrived. Test scaffolding: the library has no barrier.
+class Gate {
+ public:
+  explicit Gate(int size) : size_(size), count_(1) {}
+  void arrive() const;
+  void wait() const;
+  void arrive_and_wait() const {
+    arrive();
+    wait();
+  }
+
+ private:
+  int size_;
+  SharedArray<int> count_;
+};
+
+}  // namespace ubep::test

@@ -1,0 +1,85 @@
+// The scalar reference: what dispatch and combine must produce, worked out from all ranks' inputs.
+//
+// Purpose: an independent answer. It takes nothing from the library but the enums, sorts and
+// rounds by itself, and knows nothing of slots, paths, stores or timing.
+//
+//   Problem problem = ...;                                   // all ranks' tokens and routing
+//   ExpectedReceived received = expected_received(problem, rank);
+//   std::vector<std::byte> out = expected_out(problem, rank);       // dense [tokens, hidden]
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ubep/types.hpp"
+
+namespace ubep::test {
+
+// Stand-in experts; the result is rounded to the dtype. e = global expert id.
+enum class ExpertFunction : std::uint8_t {
+  identity,     // x
+  scaled,       // x * (1 + e mod 8) / 8
+  square_plus,  // x * x + e
+};
+
+// One rank's tokens and the gate's decision for them.
+struct RankInput {
+  std::int64_t tokens = 0;
+  std::vector<std::byte> x;             // dense [tokens, hidden]
+  std::vector<std::int32_t> topk_idx;   // [tokens, topk] global ids, -1 = none
+  std::vector<float> topk_weights;      // [tokens, topk]
+};
+
+struct Problem {
+  int num_experts = 0;
+  std::vector<std::int32_t> expert_rank;  // [num_experts], empty = blocks
+  DType dtype = DType::bf16;
+  int hidden = 0;
+  int topk = 0;
+  Layout layout = Layout::rank_major;
+  bool topk1 = false;
+  int expert_alignment = 1;
+  Reduction reduction = Reduction::automatic;
+  ExpertFunction function = ExpertFunction::identity;
+  std::uint64_t sources = ~std::uint64_t{0};  // bit q: rank q takes part as a source
+  std::vector<RankInput> ranks;
+
+  int num_ranks() const { return static_cast<int>(ranks.size()); }
+};
+
+struct ExpectedReceived {
+  std::int64_t num_rows = 0;
+  std::vector<std::byte> rows;  // dense [num_rows, hidden]; alignment padding is zero
+  std::vector<std::int32_t> src_counts;
+  std::vector<std::int32_t> topk_idx;
+  std::vector<float> topk_weights;
+  std::vector<std::int32_t> expert_rows;
+  std::vector<std::int32_t> expert_counts;
+  std::vector<std::int32_t> expert_offsets;
+};
+
+// Owner of each expert: `expert_rank` itself, or blocks where the first E mod R ranks own one more.
+std::vector<std::int32_t> owners_of(const Problem& problem);
+// Global ids of a rank's experts, in ascending order: the position is the local id.
+std::vector<std::int32_t> experts_of(const Problem& problem, int rank);
+
+ExpectedReceived expected_received(const Problem& problem, int rank);
+std::vector<std::byte> expected_out(const Problem& problem, int rank);
+
+// The stand-in expert on one row.
+struct Expert {
+  ExpertFunction function = ExpertFunction::identity;
+  DType dtype = DType::bf16;
+  int hidden = 0;
+
+  // y = f_id(x); the two may be the same memory.
+  void apply(std::int32_t id, const std::byte* x, std::byte* y) const;
+  // sum += weight * f_id(x)
+  void accumulate(std::int32_t id, float weight, const std::byte* x, float* sum) const;
+  // y = round(sum)
+  void round(const float* sum, std::byte* y) const;
+};
+
+}  // namespace ubep::test

@@ -1,0 +1,333 @@
+#include "tools/ubep/bench.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+
+#include "tools/ubep/atomic_file.hpp"
+#include "tools/ubep/bench_options.hpp"
+#include "tools/ubep/bench_rank.hpp"
+#include "tools/ubep/exit_code.hpp"
+#include "tools/ubep/input_error.hpp"
+#include "tools/ubep/report.hpp"
+#include "ubep/ubep.hpp"
+
+namespace ubep::tools {
+namespace {
+
+constexpr std::size_t kSetBytes = 64 << 20;  // all sets of activations of one rank stay below this
+constexpr int kMostSets = 8;
+
+std::vector<std::int32_t> block_map(int experts, int ranks) {
+  std::vector<std::int32_t> owner;
+  for (int r = 0; r < ranks; ++r) {
+    owner.insert(owner.end(),
+                 static_cast<std::size_t>(experts / ranks + (r < experts % ranks ? 1 : 0)), r);
+  }
+  return owner;
+}
+
+BenchPlan make_plan(const BenchOptions& options, int ranks, const std::vector<int>& tokens) {
+  BenchPlan plan{.options = options};
+  plan.tokens =
+      tokens.size() == 1 ? std::vector<int>(static_cast<std::size_t>(ranks), tokens[0]) : tokens;
+  const int most = *std::max_element(plan.tokens.begin(), plan.tokens.end());
+  plan.max_tokens = options.max_tokens > 0 ? options.max_tokens : most;
+  if (plan.max_tokens < most) {
+    throw InputError(fmt::format("--max-tokens is {}, but --tokens has {}", plan.max_tokens, most));
+  }
+  plan.expert_rank = block_map(options.experts, ranks);
+  for (const BenchPath& path : options.paths) {
+    if (options.activations != "copied") plan.variants.push_back({path, true});
+    if (options.activations != "in-place") plan.variants.push_back({path, false});
+  }
+  const std::size_t set_bytes = static_cast<std::size_t>(std::max(most, 1)) *
+                                static_cast<std::size_t>(options.hidden) *
+                                size_of(options.dtype_value);
+  const std::size_t sets = std::clamp<std::size_t>(kSetBytes / set_bytes, 1, kMostSets);
+  for (std::size_t set = 0; set < sets; ++set) {
+    plan.routing.push_back(make_routing(options.routing, {.num_tokens = plan.tokens,
+                                                          .topk = options.topk,
+                                                          .experts = options.experts,
+                                                          .seed = options.seed,
+                                                          .set = set,
+                                                          .tensor = options.tensor}));
+  }
+  return plan;
+}
+
+// Rows that cross between ranks in one direction, averaged over the sets.
+struct Rows {
+  double per_choice = 0;  // one per (token, k): expert_major
+  double per_rank = 0;    // one per (token, rank): rank_major, and the deduplicated bytes
+};
+
+Rows rows_of(const BenchPlan& plan) {
+  Rows rows;
+  for (const auto& set : plan.routing) {
+    for (std::size_t q = 0; q < set.size(); ++q) {
+      const auto& idx = set[q].topk_idx;
+      const auto topk = static_cast<std::size_t>(plan.options.topk);
+      for (std::size_t first = 0; first < idx.size(); first += topk) {
+        std::uint64_t ranks = 0;
+        for (std::size_t i = first; i < first + topk; ++i) {
+          if (idx[i] < 0) continue;
+          const auto r =
+              static_cast<std::size_t>(plan.expert_rank[static_cast<std::size_t>(idx[i])]);
+          if (r != q) rows.per_choice += 1;
+          if (r != q) ranks |= std::uint64_t{1} << r;
+        }
+        rows.per_rank += __builtin_popcountll(ranks);
+      }
+    }
+  }
+  const auto sets = static_cast<double>(plan.routing.size());
+  return {rows.per_choice / sets, rows.per_rank / sets};
+}
+
+Load load_of(const BenchPlan& plan) {
+  std::vector<std::int64_t> experts(static_cast<std::size_t>(plan.options.experts));
+  std::vector<std::int64_t> ranks(plan.tokens.size());
+  for (const auto& set : plan.routing) {
+    for (const RankRouting& routing : set) {
+      for (std::int32_t e : routing.topk_idx) {
+        if (e < 0) continue;
+        ++experts[static_cast<std::size_t>(e)];
+        ++ranks[static_cast<std::size_t>(plan.expert_rank[static_cast<std::size_t>(e)])];
+      }
+    }
+  }
+  return {.expert_max_over_mean = max_over_mean(experts),
+          .rank_max_over_mean = max_over_mean(ranks)};
+}
+
+// Reads the ranks' numbers of one variant as times over all ranks: first start to last end.
+class Times {
+ public:
+  Times(Stage& stage, const BenchPlan& plan, std::size_t variant)
+      : stage_(stage), plan_(plan), variant_(variant) {}
+
+  std::vector<double> between(BenchTimes::Field begin, BenchTimes::Field end, bool last_begin) {
+    std::vector<double> us;
+    for (int i = 0; i < plan_.options.iters; ++i) {
+      double from = at(0, i, begin);
+      double to = at(0, i, end);
+      for (std::size_t r = 1; r < plan_.tokens.size(); ++r) {
+        from = last_begin ? std::max(from, at(r, i, begin)) : std::min(from, at(r, i, begin));
+        to = std::max(to, at(r, i, end));
+      }
+      us.push_back((to - from) * 1e6);
+    }
+    return us;
+  }
+
+ private:
+  double at(std::size_t rank, int iteration, BenchTimes::Field field) {
+    const auto index = variant_ * static_cast<std::size_t>(plan_.options.iters) +
+                       static_cast<std::size_t>(iteration);
+    return stage_.numbers(
+        static_cast<int>(rank))[BenchScalars::count + index * BenchTimes::count + field];
+  }
+
+  Stage& stage_;
+  const BenchPlan& plan_;
+  std::size_t variant_;
+};
+
+Timing timing_of(const std::vector<double>& us, double wire_bytes, double dedup_bytes) {
+  Timing timing;
+  timing.us = summarize(us);
+  if (timing.us.p50 > 0) {
+    timing.wire_gbps = wire_bytes / timing.us.p50 / 1e3;
+    timing.dedup_gbps = dedup_bytes / timing.us.p50 / 1e3;
+  }
+  return timing;
+}
+
+PathResult path_result(Stage& stage, const BenchPlan& plan, std::size_t v) {
+  const BenchVariant& variant = plan.variants[v];
+  const bool by_expert = variant.path.layout == Layout::expert_major;
+  const bool automatic = variant.path.path == Path::automatic;
+  PathResult result;
+  result.path = automatic ? (by_expert ? "pull" : "read") : name(variant.path.path);
+  result.variant = variant.in_place ? "in-place" : "copied";
+  result.store = stage.numbers(0)[BenchScalars::store_far] > 0 ? "far" : "near";
+  result.layout = name(variant.path.layout);
+  const bool store_auto = plan.options.store_value == Store::automatic;
+  result.chosen_by = automatic || store_auto ? "auto" : "user";
+  result.reason = store_auto ? "store: probe at set-up" : "store: asked for";
+
+  const double row_bytes = static_cast<double>(plan.options.hidden) *
+                           static_cast<double>(size_of(plan.options.dtype_value));
+  const Rows rows = rows_of(plan);
+  const double wire = (by_expert ? rows.per_choice : rows.per_rank) * row_bytes;
+  const double dedup = rows.per_rank * row_bytes;
+  Times times(stage, plan, v);
+  const auto dispatch = times.between(BenchTimes::dispatch_begin, BenchTimes::dispatch_end, false);
+  const auto combine = times.between(BenchTimes::combine_begin, BenchTimes::combine_end, false);
+  std::vector<double> round_trip;
+  for (std::size_t i = 0; i < dispatch.size(); ++i) round_trip.push_back(dispatch[i] + combine[i]);
+  result.dispatch = timing_of(dispatch, wire, dedup);
+  result.combine = timing_of(combine, wire, dedup);
+  result.round_trip = timing_of(round_trip, 2 * wire, 2 * dedup);
+  result.cycle = timing_of(times.between(BenchTimes::cycle_begin, BenchTimes::cycle_end, true),
+                           2 * wire, 2 * dedup);
+  return result;
+}
+
+double sum_over_ranks(Stage& stage, const BenchPlan& plan, BenchScalars::Field field) {
+  double sum = 0;
+  for (std::size_t r = 0; r < plan.tokens.size(); ++r) {
+    sum += stage.numbers(static_cast<int>(r))[field];
+  }
+  return sum;
+}
+
+Point collect(Stage& stage, const BenchPlan& plan) {
+  Point point;
+  point.ranks = static_cast<int>(plan.tokens.size());
+  point.tokens = plan.tokens;
+  point.load = load_of(plan);
+  CommunicatorOptions options;
+  options.num_experts = plan.options.experts;
+  options.expert_rank = plan.expert_rank;
+  options.max_tokens = plan.max_tokens;
+  options.max_hidden = plan.options.hidden;
+  options.max_dtype = plan.options.dtype_value;
+  options.max_topk = plan.options.topk;
+  options.slots = plan.options.slots;
+  MemoryUse memory;
+  for (int r = 0; r < point.ranks; ++r) {
+    memory.reserved += Communicator::plan_memory(options, r, point.ranks).reserved_bytes();
+  }
+  memory.resident =
+      static_cast<std::uint64_t>(sum_over_ranks(stage, plan, BenchScalars::resident_bytes));
+  point.memory = memory;
+  double first = 0;
+  for (int r = 0; r < point.ranks; ++r) {
+    first = std::max(first, stage.numbers(r)[BenchScalars::first_call]);
+  }
+  point.first_call_us = first * 1e6;
+  const double wall = sum_over_ranks(stage, plan, BenchScalars::wall_seconds);
+  point.cores_used = sum_over_ranks(stage, plan, BenchScalars::cpu_seconds) / (wall / point.ranks);
+  if (plan.options.check) {
+    Check check;
+    check.mismatches =
+        static_cast<std::int64_t>(sum_over_ranks(stage, plan, BenchScalars::mismatches));
+    check.passed = check.mismatches == 0;
+    const double ab = sum_over_ranks(stage, plan, BenchScalars::dot_actual_expected);
+    const double aa = sum_over_ranks(stage, plan, BenchScalars::dot_actual);
+    const double bb = sum_over_ranks(stage, plan, BenchScalars::dot_expected);
+    check.calc_diff = aa + bb == 0 ? 0 : 1 - 2 * ab / (aa + bb);
+    point.check = check;
+  }
+  for (std::size_t v = 0; v < plan.variants.size(); ++v) {
+    point.paths.push_back(path_result(stage, plan, v));
+  }
+  return point;
+}
+
+// One point: forks the ranks. Returns the exit code; a failure prints its one line.
+int run_point(const BenchPlan& plan, Point& point) {
+  Stage stage(static_cast<int>(plan.tokens.size()), stage_doubles(plan));
+  const auto statuses = fork_ranks(
+      static_cast<int>(plan.tokens.size()),
+      [&](const Bootstrap& bootstrap) { return run_bench_rank(bootstrap, plan, stage); },
+      [&](int rank, int status) {
+        if (status > 128) {
+          stage.fail(kPeerLost, fmt::format("rank {} was killed by signal {}", rank, status - 128));
+        }
+      });
+  if (stage.failed()) {
+    fmt::print(stderr, "ubep bench: {}\n", stage.text());
+    return stage.exit_code();
+  }
+  for (std::size_t r = 0; r < statuses.size(); ++r) {
+    if (statuses[r] != 0) {
+      fmt::print(stderr, "ubep bench: rank {} ended with status {}\n", r, statuses[r]);
+      return kCheckFailed;
+    }
+  }
+  point = collect(stage, plan);
+  return kOk;
+}
+
+// --compare-ranks: how a wire byte's price changes with the number of ranks.
+void print_rank_scaling(const BenchResult& result, std::FILE* out) {
+  for (const Point& point : result.points) {
+    for (const Point& base : result.points) {
+      if (base.tokens[0] != point.tokens[0] || base.ranks >= point.ranks) continue;
+      for (std::size_t v = 0; v < point.paths.size(); ++v) {
+        const auto& now = point.paths[v].round_trip;
+        const auto& before = base.paths[v].round_trip;
+        if (!now->wire_gbps || !before->wire_gbps || *now->wire_gbps <= 0) continue;
+        fmt::print(out,
+                   "{}@{} {}, {} tokens: a wire byte of the round trip costs {:.2f} x with {} "
+                   "ranks what it costs with {}\n",
+                   point.paths[v].path, point.paths[v].layout, point.paths[v].variant,
+                   point.tokens[0], *before->wire_gbps / *now->wire_gbps, point.ranks, base.ranks);
+      }
+      break;
+    }
+  }
+}
+
+void write_result(const BenchOptions& options, const BenchResult& result) {
+  std::FILE* text = options.json == "-" ? stderr : stdout;
+  print_table(result, text);
+  if (!options.compare_ranks.empty()) print_rank_scaling(result, text);
+  if (options.json.empty()) return;
+  const std::string json = to_json(result).dump(2) + "\n";
+  if (options.json == "-") {
+    std::fputs(json.c_str(), stdout);
+  } else {
+    write_file(options.json, json);
+  }
+}
+
+}  // namespace
+
+int run_bench(const CLI::App& app, BenchOptions& options) {
+  resolve_bench_options(app, options);
+  std::vector<BenchPlan> plans;  // all input errors come before the first measurement
+  for (const auto& tokens : options.token_list) {
+    for (int ranks : options.ranks_list) plans.push_back(make_plan(options, ranks, tokens));
+  }
+  BenchResult result;
+  result.version = kVersion;
+  result.machine = read_machine();
+  result.config = {.hidden = options.hidden,
+                   .topk = options.topk,
+                   .experts = options.experts,
+                   .dtype = options.dtype,
+                   .routing = options.routing,
+                   .lanes = options.lanes,
+                   .slots = options.slots,
+                   .iters = options.iters,
+                   .seed = options.seed};
+  const bool terminal = isatty(STDERR_FILENO) != 0;
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    if (terminal) {
+      fmt::print(stderr, "\rpoint {}/{}: {} ranks, {} tokens ", i + 1, plans.size(),
+                 plans[i].tokens.size(), plans[i].tokens[0]);
+      std::fflush(stderr);
+    }
+    Point point;
+    const int code = run_point(plans[i], point);
+    if (code != kOk) return code;
+    result.points.push_back(std::move(point));
+  }
+  if (terminal) fmt::print(stderr, "\r\033[K");
+  result.probe_after = probe_placement();
+  write_result(options, result);
+  const bool passed = std::all_of(result.points.begin(), result.points.end(),
+                                  [](const Point& p) { return !p.check || p.check->passed; });
+  return passed ? kOk : kCheckFailed;
+}
+
+}  // namespace ubep::tools

@@ -1,0 +1,166 @@
+#include "tools/ubep/bench_options.hpp"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+
+#include "tools/ubep/input_error.hpp"
+#include "tools/ubep/presets.hpp"
+
+namespace ubep::tools {
+namespace {
+
+constexpr int kMaxRanks = 64;
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  std::size_t begin = 0;
+  for (std::size_t end; (end = text.find(separator, begin)) != std::string::npos; begin = end + 1) {
+    parts.push_back(text.substr(begin, end - begin));
+  }
+  parts.push_back(text.substr(begin));
+  return parts;
+}
+
+int number(const std::string& text, const char* option, int low, int high) {
+  int value = 0;
+  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (parsed.ec != std::errc{} || parsed.ptr != text.data() + text.size() || value < low ||
+      value > high) {
+    throw InputError(fmt::format("{}: '{}' is not a number of {}..{}", option, text, low, high));
+  }
+  return value;
+}
+
+std::vector<int> numbers(const std::string& text, const char* option, int low, int high) {
+  std::vector<int> list;
+  for (const std::string& part : split(text, ',')) list.push_back(number(part, option, low, high));
+  return list;
+}
+
+template <class Enum>
+Enum one_of(const std::string& text, const char* option, std::initializer_list<Enum> values) {
+  std::string all;
+  for (Enum value : values) {
+    if (text == name(value)) return value;
+    all += (all.empty() ? "" : ", ") + std::string(name(value));
+  }
+  throw InputError(fmt::format("{}: '{}' is not one of {}", option, text, all));
+}
+
+Path path_of(const std::string& text, const char* option) {
+  return one_of(text, option, {Path::automatic, Path::read, Path::pull});
+}
+
+Layout layout_of(const std::string& text, const char* option) {
+  return one_of(text, option, {Layout::rank_major, Layout::expert_major});
+}
+
+BenchPath bench_path(const std::string& item, Layout layout) {
+  BenchPath path{.text = item};
+  const auto parts = split(item, '@');
+  if (parts.size() > 2) throw InputError("--compare: '" + item + "' is not path[@layout]");
+  path.layout = parts.size() == 2 ? layout_of(parts[1], "--compare") : layout;
+  path.path = path_of(parts[0], "--compare");
+  if (path.path == Path::read && path.layout == Layout::expert_major) {
+    throw InputError("path read needs layout rank_major, not expert_major");
+  }
+  return path;
+}
+
+void resolve_points(const CLI::App& app, BenchOptions& o) {
+  std::vector<int> preset_tokens;
+  if (!o.preset.empty()) {
+    const Preset preset = find_preset(o.preset);
+    if (app.count("--hidden") == 0) o.hidden = preset.hidden;
+    if (app.count("--experts") == 0) o.experts = preset.experts;
+    if (app.count("--topk") == 0) o.topk = preset.topk;
+    preset_tokens = preset.tokens_per_rank;
+  }
+  o.ranks_list = {o.ranks};
+  if (!o.compare_ranks.empty()) {
+    if (app.count("--ranks") > 0)
+      throw InputError("--ranks and --compare-ranks exclude each other");
+    o.ranks_list = numbers(o.compare_ranks, "--compare-ranks", 1, kMaxRanks);
+  }
+  if (!preset_tokens.empty() && app.count("--tokens") == 0) {
+    for (int tokens : preset_tokens) o.token_list.push_back({tokens});
+  } else {
+    o.token_list = {numbers(o.tokens, "--tokens", 0, 1 << 20)};
+  }
+  for (const auto& tokens : o.token_list) {
+    for (int ranks : o.ranks_list) {
+      if (tokens.size() == 1 || tokens.size() == static_cast<std::size_t>(ranks)) continue;
+      throw InputError(
+          fmt::format("--tokens has {} numbers, expected 1 or one for each of the {} "
+                      "ranks",
+                      tokens.size(), ranks));
+    }
+  }
+}
+
+}  // namespace
+
+void add_bench_options(CLI::App& app, BenchOptions& o) {
+  app.add_option("--ranks", o.ranks, "ranks to fork, 1..64")->capture_default_str();
+  app.add_option("--tokens", o.tokens, "tokens per rank: a number, or one per rank: 7,0,19")
+      ->capture_default_str();
+  app.add_option("--hidden", o.hidden, "elements of a row")->capture_default_str();
+  app.add_option("--topk", o.topk, "experts per token, 1..64")->capture_default_str();
+  app.add_option("--experts", o.experts, "experts of all ranks")->capture_default_str();
+  app.add_option("--dtype", o.dtype, "bf16, fp16 or fp32")->capture_default_str();
+  app.add_option("--layout", o.layout, "rank_major or expert_major")->capture_default_str();
+  app.add_option("--path", o.path, "auto, read or pull")->capture_default_str();
+  app.add_option("--store", o.store, "auto, near or far")->capture_default_str();
+  app.add_option("--activations", o.activations,
+                 "x written into the library's buffer (in-place), copied from an own one, or both")
+      ->capture_default_str();
+  app.add_option("--lanes", o.lanes, "threads per rank that step")->capture_default_str();
+  app.add_option("--slots", o.slots, "dispatches in flight, 1..16")->capture_default_str();
+  app.add_option("--max-tokens", o.max_tokens, "reserved tokens per rank (0: as many as sent)");
+  app.add_option("--routing", o.routing, "uniform, zipf:S, hot:N or file:PATH")
+      ->capture_default_str();
+  app.add_option("--tensor", o.tensor, "name of the tensor in --routing file:")
+      ->capture_default_str();
+  app.add_option("--iters", o.iters, "measured iterations")->capture_default_str();
+  app.add_option("--warmup", o.warmup, "iterations before them")->capture_default_str();
+  app.add_option("--seed", o.seed, "of routing and activations")->capture_default_str();
+  app.add_flag("--check", o.check, "compare every received and combined byte with the reference");
+  app.add_option("--preset", o.preset, "shape of a model, e.g. qwen3-30b-decode");
+  app.add_option("--compare", o.compare, "measure these in turn: path[@layout],...");
+  app.add_option("--compare-ranks", o.compare_ranks, "measure with these numbers of ranks: 2,8");
+  app.add_option("--json", o.json, "write the result as JSON to a file, or - for standard output");
+}
+
+void resolve_bench_options(const CLI::App& app, BenchOptions& o) {
+  o.dtype_value = one_of(o.dtype, "--dtype", {DType::bf16, DType::fp16, DType::fp32});
+  o.store_value = one_of(o.store, "--store", {Store::automatic, Store::near, Store::far});
+  if (o.activations != "in-place" && o.activations != "copied" && o.activations != "both") {
+    throw InputError("--activations: '" + o.activations + "' is not one of in-place, copied, both");
+  }
+  resolve_points(app, o);
+  const auto check = [](const char* option, int value, int low, int high) {
+    if (value < low || value > high) {
+      throw InputError(fmt::format("{} is {}, expected {}..{}", option, value, low, high));
+    }
+  };
+  for (int ranks : o.ranks_list) check("--ranks", ranks, 1, kMaxRanks);
+  check("--hidden", o.hidden, 1, 1 << 20);
+  check("--topk", o.topk, 1, 64);
+  check("--experts", o.experts, 1, 65535);
+  check("--lanes", o.lanes, 1, 256);
+  check("--slots", o.slots, 1, 16);
+  check("--iters", o.iters, 1, 1'000'000);
+  check("--warmup", o.warmup, 0, 1'000'000);
+  check("--max-tokens", o.max_tokens, 0, 1 << 20);
+  const Layout layout = layout_of(o.layout, "--layout");
+  if (o.compare.empty()) {
+    o.paths = {bench_path(o.path, layout)};
+    return;
+  }
+  if (app.count("--path") > 0) throw InputError("--path and --compare exclude each other");
+  for (const std::string& item : split(o.compare, ',')) o.paths.push_back(bench_path(item, layout));
+}
+
+}  // namespace ubep::tools

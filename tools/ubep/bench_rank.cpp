@@ -1,0 +1,334 @@
+#include "tools/ubep/bench_rank.hpp"
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <fstream>
+
+#include "tools/ubep/exit_code.hpp"
+#include "tools/ubep/lane_team.hpp"
+#include "tools/ubep/stand_in.hpp"
+
+namespace ubep::tools {
+namespace {
+
+constexpr int kBlock = 20;        // iterations of one variant before the next has its turn
+constexpr int kSkipPerBlock = 2;  // of a free-running block
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double cpu_seconds() {
+  rusage usage = {};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+// Proportional set size: pages shared by n processes count as 1/n in each.
+double resident_bytes() {
+  std::ifstream file("/proc/self/smaps_rollup");
+  std::string key;
+  while (file >> key) {
+    double kib = 0;
+    if (key == "Pss:" && file >> kib) return kib * 1024;
+  }
+  return 0;
+}
+
+CommunicatorOptions communicator_options(const BenchPlan& plan) {
+  CommunicatorOptions options;
+  options.num_experts = plan.options.experts;
+  options.expert_rank = plan.expert_rank;
+  options.max_tokens = plan.max_tokens;
+  options.max_hidden = plan.options.hidden;
+  options.max_dtype = plan.options.dtype_value;
+  options.max_topk = plan.options.topk;
+  options.slots = plan.options.slots;
+  options.store = plan.options.store_value;
+  return options;
+}
+
+// An operation failed: unwinds to run_bench_rank().
+struct Failed {
+  Status status;
+};
+struct Stopped {};  // another rank failed first
+
+// A row matrix of its own memory.
+struct Tensor {
+  Tensor(std::int64_t rows, std::int64_t hidden, DType dtype)
+      : bytes(static_cast<std::size_t>(rows * hidden) * size_of(dtype)),
+        view{bytes.data(), rows, hidden, dtype} {}
+  std::vector<std::byte> bytes;
+  Rows view;
+};
+
+class RankBench {
+ public:
+  RankBench(const Bootstrap& bootstrap, const BenchPlan& plan, Stage& stage)
+      : plan_(plan),
+        stage_(stage),
+        rank_(bootstrap.rank),
+        numbers_(stage.numbers(bootstrap.rank)),
+        comm_(Communicator::create(bootstrap, communicator_options(plan))),
+        lanes_(comm_, plan.options.lanes),
+        x_(tokens(), plan.options.hidden, plan.options.dtype_value),
+        out_(tokens(), plan.options.hidden, plan.options.dtype_value) {
+    for (std::size_t e = 0; e < plan.expert_rank.size(); ++e) {
+      if (plan.expert_rank[e] == rank_) experts_.push_back(static_cast<std::int32_t>(e));
+    }
+    for (std::size_t set = 0; set < plan.routing.size(); ++set) {
+      masters_.emplace_back(tokens(), plan.options.hidden, plan.options.dtype_value);
+      make_activations({rank_, static_cast<int>(set)}, 0, masters_.back().view);
+    }
+    numbers_[BenchScalars::store_far] = comm_.facts().store == Store::far ? 1 : 0;
+  }
+
+  void run() {
+    meet();
+    first_call();
+    for (const BenchVariant& variant : plan_.variants) {
+      if (plan_.options.check) check(variant);
+      for (int i = 0; i < plan_.options.warmup; ++i) iterate(variant, i);
+    }
+    for (int first = 0; first < plan_.options.iters; first += kBlock) {
+      const int end = std::min(first + kBlock, plan_.options.iters);
+      for (std::size_t v = 0; v < plan_.variants.size(); ++v) {
+        measure_phases(v, first, end);
+        measure_cycle(v, first, end);
+      }
+    }
+    numbers_[BenchScalars::resident_bytes] = resident_bytes();
+    meet();  // nobody leaves while others still measure
+  }
+
+ private:
+  int tokens() const { return plan_.tokens[static_cast<std::size_t>(rank_)]; }
+  std::size_t set_of(int iteration) const {
+    return static_cast<std::size_t>(iteration) % plan_.routing.size();
+  }
+  void meet() {
+    if (!stage_.barrier()) throw Stopped{};
+  }
+  static void must(const Status& status) {
+    if (!status.ok()) throw Failed{status};
+  }
+
+  // The caller's layer before the MoE: new activations in the place that the variant says.
+  ConstRows write_activations(const BenchVariant& variant, std::size_t set) {
+    const Tensor& master = masters_[set];
+    Rows x = x_.view;
+    if (variant.in_place) {
+      Status status;
+      while ((status = comm_.input(x.num_rows, x.hidden, x.dtype, x)).code == Code::not_ready) {
+        if (stage_.failed()) throw Stopped{};
+        if (comm_.step() == 0) sched_yield();
+      }
+      must(status);
+    }
+    const auto bytes = static_cast<std::size_t>(x.row_bytes());
+    for (std::int64_t t = 0; t < x.num_rows; ++t) {
+      std::memcpy(x.row(t), master.view.row(t), bytes);
+    }
+    return x;
+  }
+
+  void dispatch(const BenchVariant& variant, const ConstRows& x, std::size_t set) {
+    const RankRouting& routing = plan_.routing[set][static_cast<std::size_t>(rank_)];
+    const Routing view{routing.topk_idx, routing.topk_weights, plan_.options.topk};
+    const DispatchOptions options{.layout = variant.path.layout, .path = variant.path.path};
+    if (plan_.options.lanes == 1) return must(comm_.dispatch(x, view, options, handle_));
+    Status status;
+    while ((status = comm_.start_dispatch(x, view, options, handle_)).code == Code::not_ready) {
+      if (stage_.failed()) throw Stopped{};
+      if (comm_.step() == 0) sched_yield();
+    }
+    must(status);
+    must(lanes_.wait(comm_, handle_));
+  }
+
+  void combine() {
+    if (plan_.options.lanes == 1) return must(comm_.combine(handle_, {.out = out_.view}));
+    must(comm_.start_combine(handle_, {.out = out_.view}));
+    must(lanes_.wait(comm_, handle_));
+  }
+
+  void iterate(const BenchVariant& variant, int iteration) {
+    const std::size_t set = set_of(iteration);
+    dispatch(variant, write_activations(variant, set), set);
+    run_experts(handle_.received(), experts_, handle_.expert_output());
+    combine();
+  }
+
+  void first_call() {
+    const ConstRows x = write_activations(plan_.variants[0], 0);
+    meet();
+    const double begin = now();
+    dispatch(plan_.variants[0], x, 0);
+    const double dispatched = now();
+    run_experts(handle_.received(), experts_, handle_.expert_output());
+    const double ran = now();
+    combine();
+    numbers_[BenchScalars::first_call] = dispatched - begin + (now() - ran);
+  }
+
+  double& time(std::size_t variant, int iteration, BenchTimes::Field field) {
+    const auto index = variant * static_cast<std::size_t>(plan_.options.iters) +
+                       static_cast<std::size_t>(iteration);
+    return numbers_[BenchScalars::count + index * BenchTimes::count + field];
+  }
+
+  // Dispatch and combine, each between barriers of the harness.
+  void measure_phases(std::size_t v, int first, int end) {
+    const BenchVariant& variant = plan_.variants[v];
+    for (int i = first; i < end; ++i) {
+      const ConstRows x = write_activations(variant, set_of(i));
+      meet();
+      time(v, i, BenchTimes::dispatch_begin) = now();
+      dispatch(variant, x, set_of(i));
+      time(v, i, BenchTimes::dispatch_end) = now();
+      run_experts(handle_.received(), experts_, handle_.expert_output());
+      meet();
+      time(v, i, BenchTimes::combine_begin) = now();
+      combine();
+      time(v, i, BenchTimes::combine_end) = now();
+    }
+  }
+
+  // Whole cycles, back to back: only the library synchronises.
+  void measure_cycle(std::size_t v, int first, int end) {
+    meet();
+    const double cpu = cpu_seconds();
+    const double begin = now();
+    for (int i = first - kSkipPerBlock; i < end; ++i) {
+      if (i >= first) time(v, i, BenchTimes::cycle_begin) = now();
+      iterate(plan_.variants[v], std::max(i, 0));
+      if (i >= first) time(v, i, BenchTimes::cycle_end) = now();
+    }
+    numbers_[BenchScalars::wall_seconds] += now() - begin;
+    numbers_[BenchScalars::cpu_seconds] += cpu_seconds() - cpu;
+  }
+
+  void check(const BenchVariant& variant) {
+    for (std::size_t set = 0; set < plan_.routing.size(); ++set) {
+      std::fill(out_.bytes.begin(), out_.bytes.end(), std::byte{0xFF});
+      const ConstRows x = write_activations(variant, set);
+      dispatch(variant, x, set);
+      check_received(variant, set);
+      run_experts(handle_.received(), experts_, handle_.expert_output());
+      combine();
+      check_combined(variant, set);
+    }
+  }
+
+  // (source, token) of every row that must be here, in the order of the layout.
+  std::vector<std::pair<int, std::int64_t>> expected_rows(const BenchVariant& variant,
+                                                          std::size_t set) const {
+    std::vector<std::pair<int, std::int64_t>> rows;
+    const auto topk = static_cast<std::size_t>(plan_.options.topk);
+    const auto add = [&](auto wanted, bool once) {
+      for (std::size_t q = 0; q < plan_.tokens.size(); ++q) {
+        const auto& idx = plan_.routing[set][q].topk_idx;
+        for (std::size_t i = 0; i < idx.size(); ++i) {
+          if (idx[i] < 0 || !wanted(idx[i])) continue;
+          rows.emplace_back(static_cast<int>(q), i / topk);
+          if (once) i += topk - 1 - i % topk;
+        }
+      }
+    };
+    if (variant.path.layout == Layout::rank_major) {
+      add([&](std::int32_t e) { return plan_.expert_rank[static_cast<std::size_t>(e)] == rank_; },
+          true);
+    } else {
+      for (std::int32_t mine : experts_) add([&](std::int32_t e) { return e == mine; }, false);
+    }
+    return rows;
+  }
+
+  void check_received(const BenchVariant& variant, std::size_t set) {
+    const Received& received = handle_.received();
+    const auto expected = expected_rows(variant, set);
+    if (static_cast<std::size_t>(received.num_rows) != expected.size()) {
+      numbers_[BenchScalars::mismatches] += 1;
+      return;
+    }
+    Tensor row(1, plan_.options.hidden, plan_.options.dtype_value);
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      make_activations({expected[i].first, static_cast<int>(set)}, expected[i].second, row.view);
+      const std::byte* got = received.row(static_cast<std::int64_t>(i));
+      if (std::memcmp(got, row.bytes.data(), row.bytes.size()) != 0) {
+        numbers_[BenchScalars::mismatches] += 1;
+      }
+    }
+  }
+
+  void check_combined(const BenchVariant& variant, std::size_t set) {
+    const RankRouting& routing = plan_.routing[set][static_cast<std::size_t>(rank_)];
+    const auto topk = static_cast<std::size_t>(plan_.options.topk);
+    std::vector<float> expected(static_cast<std::size_t>(plan_.options.hidden));
+    const DType dtype = plan_.options.dtype_value;
+    for (std::int64_t t = 0; t < tokens(); ++t) {
+      const auto first = static_cast<std::size_t>(t) * topk;
+      expected_token({.topk_idx = std::span(routing.topk_idx).subspan(first, topk),
+                      .topk_weights = std::span(routing.topk_weights).subspan(first, topk),
+                      .expert_rank = plan_.expert_rank,
+                      .layout = variant.path.layout,
+                      .ranks = static_cast<int>(plan_.tokens.size())},
+                     masters_[set].view, t, expected);
+      bool differs = false;
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        std::byte want[sizeof(float)];
+        store_element(want, 0, dtype, expected[i]);
+        const std::byte* got = out_.view.row(t) + i * size_of(dtype);
+        differs = differs || std::memcmp(got, want, size_of(dtype)) != 0;
+        const double a = 1.0 + load_element(got, 0, dtype);
+        const double b = 1.0 + expected[i];
+        numbers_[BenchScalars::dot_actual_expected] += a * b;
+        numbers_[BenchScalars::dot_actual] += a * a;
+        numbers_[BenchScalars::dot_expected] += b * b;
+      }
+      if (differs) numbers_[BenchScalars::mismatches] += 1;
+    }
+  }
+
+  const BenchPlan& plan_;
+  Stage& stage_;
+  int rank_;
+  std::span<double> numbers_;
+  Communicator comm_;
+  LaneTeam lanes_;
+  Handle handle_;
+  std::vector<std::int32_t> experts_;  // global ids of the local ones
+  std::vector<Tensor> masters_;        // one per set
+  Tensor x_;
+  Tensor out_;
+};
+
+}  // namespace
+
+std::size_t stage_doubles(const BenchPlan& plan) {
+  return BenchScalars::count +
+         plan.variants.size() * static_cast<std::size_t>(plan.options.iters) * BenchTimes::count;
+}
+
+int run_bench_rank(const Bootstrap& bootstrap, const BenchPlan& plan, Stage& stage) {
+  try {
+    RankBench(bootstrap, plan, stage).run();
+    return kOk;
+  } catch (const Failed& failed) {
+    stage.fail(exit_code_of(failed.status.code), failed.status.message());
+  } catch (const Stopped&) {
+  } catch (const std::exception& error) {
+    stage.fail(kUsage, error.what());
+  }
+  return stage.exit_code();
+}
+
+}  // namespace ubep::tools

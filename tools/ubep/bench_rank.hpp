@@ -1,0 +1,65 @@
+// What one rank of `ubep bench` does: set up, check, and measure all paths in turn.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tools/ubep/bench_options.hpp"
+#include "tools/ubep/routing_source.hpp"
+#include "tools/ubep/stage.hpp"
+#include "ubep/ubep.hpp"
+
+namespace ubep::tools {
+
+// A path with one way of providing activations: what gets its own figures.
+struct BenchVariant {
+  BenchPath path;
+  bool in_place = false;  // x is written into Communicator::input()
+};
+
+// Everything a rank needs, made before the fork.
+struct BenchPlan {
+  BenchOptions options;
+  std::vector<int> tokens;  // [ranks]
+  int max_tokens = 0;
+  std::vector<std::int32_t> expert_rank;  // [E]
+  std::vector<BenchVariant> variants;
+  std::vector<std::vector<RankRouting>> routing;  // [sets][ranks]
+};
+
+// Times of one iteration in seconds since an arbitrary start, the same for all ranks.
+struct BenchTimes {
+  enum Field {
+    dispatch_begin,
+    dispatch_end,
+    combine_begin,
+    combine_end,
+    cycle_begin,  // end of the iteration before
+    cycle_end,
+    count
+  };
+};
+
+// Numbers of a rank in the stage: first those of Scalars, then [variants][iters] x BenchTimes.
+struct BenchScalars {
+  enum Field {
+    first_call,
+    mismatches,
+    dot_actual_expected,  // the sums behind calc_diff
+    dot_actual,
+    dot_expected,
+    store_far,
+    resident_bytes,
+    cpu_seconds,
+    wall_seconds,
+    count
+  };
+};
+std::size_t stage_doubles(const BenchPlan& plan);
+
+// Returns the exit code; failures are told to the stage.
+int run_bench_rank(const Bootstrap& bootstrap, const BenchPlan& plan, Stage& stage);
+
+}  // namespace ubep::tools

@@ -1,0 +1,84 @@
+// The benchmark's stage: memory that the forked ranks and their parent share, beside the library.
+//
+// Purpose: a barrier that also fails when a rank is gone, the first failure's text, and per-rank
+// records. Not for: moving tokens.
+#pragma once
+
+#include <sched.h>
+#include <sys/mman.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <new>
+#include <span>
+#include <string>
+
+namespace ubep::tools {
+
+inline constexpr int kMaxStageRanks = 64;
+
+struct StageHeader {
+  std::atomic<std::uint32_t> arrived{0};
+  std::atomic<std::uint32_t> generation{0};
+  std::atomic<std::uint32_t> failed{0};  // 0, or 1 + exit code of the first failure
+  std::atomic<std::uint32_t> has_text{0};
+  char text[512] = {};
+  std::atomic<std::int64_t> progress{0};
+};
+
+// `doubles` numbers per rank follow the header; each rank writes its own.
+class Stage {
+ public:
+  Stage(int ranks, std::size_t doubles) : ranks_(ranks), doubles_(doubles) {
+    bytes_ = sizeof(StageHeader) + static_cast<std::size_t>(ranks) * doubles * sizeof(double);
+    void* area = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
+                      MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (area == MAP_FAILED) throw std::bad_alloc();
+    header_ = new (area) StageHeader;
+  }
+  ~Stage() { munmap(header_, bytes_); }
+  Stage(const Stage&) = delete;
+  Stage& operator=(const Stage&) = delete;
+
+  std::span<double> numbers(int rank) {
+    auto* first = reinterpret_cast<double*>(header_ + 1);
+    return {first + static_cast<std::size_t>(rank) * doubles_, doubles_};
+  }
+
+  // The first failure wins; everyone's barriers fail from then on.
+  void fail(int exit_code, const std::string& text) {
+    if (header_->has_text.exchange(1) == 0) {
+      std::strncpy(header_->text, text.c_str(), sizeof(header_->text) - 1);
+      header_->failed.store(1 + static_cast<std::uint32_t>(exit_code));
+    }
+  }
+  bool failed() const { return header_->failed.load() != 0; }
+  int exit_code() const { return static_cast<int>(header_->failed.load()) - 1; }
+  std::string text() const { return header_->text; }
+
+  // False when the run has failed. Yields: the awaited rank may need this CPU.
+  bool barrier() {
+    const std::uint32_t generation = header_->generation.load();
+    if (header_->arrived.fetch_add(1) + 1 == static_cast<std::uint32_t>(ranks_)) {
+      header_->arrived.store(0);
+      header_->generation.store(generation + 1);
+      return !failed();
+    }
+    for (int spin = 0; header_->generation.load() == generation; ++spin) {
+      if (failed()) return false;
+      if (spin >= 64) sched_yield();
+    }
+    return !failed();
+  }
+
+ private:
+  int ranks_;
+  std::size_t doubles_;
+  std::size_t bytes_ = 0;
+  StageHeader* header_ = nullptr;
+};
+
+}  // namespace ubep::tools

@@ -1,0 +1,59 @@
+#include "tools/ubep/summary.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <numeric>
+
+#include "tools/ubep/input_error.hpp"
+
+namespace ubep::tools {
+
+Summary summarize(std::vector<double> values) {
+  if (values.empty()) return {};
+  std::sort(values.begin(), values.end());
+  // In whole numbers: percent / 100.0 * size may round up past an exact rank.
+  const auto percentile = [&](std::size_t percent) {
+    return values[(percent * values.size() + 99) / 100 - 1];
+  };
+  const double sum = std::accumulate(values.begin(), values.end(), 0.0);
+  return {.avg = sum / static_cast<double>(values.size()),
+          .min = values.front(),
+          .p50 = percentile(50),
+          .p99 = percentile(99),
+          .max = values.back()};
+}
+
+double max_over_mean(std::span<const std::int64_t> loads) {
+  const std::int64_t sum = std::accumulate(loads.begin(), loads.end(), std::int64_t{0});
+  if (sum == 0) return 1;
+  const auto max = static_cast<double>(*std::max_element(loads.begin(), loads.end()));
+  return max * static_cast<double>(loads.size()) / static_cast<double>(sum);
+}
+
+double geometric_mean(std::span<const double> values) {
+  if (values.empty()) return 1;
+  double sum = 0;
+  for (const double value : values) sum += std::log(value);
+  return std::exp(sum / static_cast<double>(values.size()));
+}
+
+double calc_diff(std::span<const float> actual, std::span<const float> expected) {
+  if (actual.size() != expected.size()) {
+    throw InputError(
+        fmt::format("cannot compare {} values with {}", actual.size(), expected.size()));
+  }
+  double products = 0;
+  double squares = 0;
+  for (std::size_t i = 0; i < actual.size(); ++i) {
+    const double a = static_cast<double>(actual[i]) + 1;
+    const double b = static_cast<double>(expected[i]) + 1;
+    products += a * b;
+    squares += a * a + b * b;
+  }
+  return squares == 0 ? 0 : 1 - 2 * products / squares;
+}
+
+}  // namespace ubep::tools
