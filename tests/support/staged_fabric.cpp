@@ -210,8 +210,8 @@ const std::byte* StagedFabric::acquire(int rank, Range range) {
 }
 
 void StagedFabric::read(const Place& place, const Fetch& fetch) const {
-  const View& from =
-      fetch.read_newest ? std::as_const(world_.rank(place.rank)).view(place.rank) : view(place.rank);
+  const View& from = fetch.read_newest ? std::as_const(world_.rank(place.rank)).view(place.rank)
+                                       : view(place.rank);
   from.bytes.read(place.offset, fetch.copy, place.bytes);
 }
 

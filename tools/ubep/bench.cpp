@@ -14,6 +14,7 @@
 #include "tools/ubep/bench_rank.hpp"
 #include "tools/ubep/exit_code.hpp"
 #include "tools/ubep/input_error.hpp"
+#include "tools/ubep/numbers.hpp"
 #include "tools/ubep/report.hpp"
 #include "ubep/ubep.hpp"
 
@@ -22,15 +23,6 @@ namespace {
 
 constexpr std::size_t kSetBytes = 64 << 20;  // all sets of activations of one rank stay below this
 constexpr int kMostSets = 8;
-
-std::vector<std::int32_t> block_map(int experts, int ranks) {
-  std::vector<std::int32_t> owner;
-  for (int r = 0; r < ranks; ++r) {
-    owner.insert(owner.end(),
-                 static_cast<std::size_t>(experts / ranks + (r < experts % ranks ? 1 : 0)), r);
-  }
-  return owner;
-}
 
 BenchPlan make_plan(const BenchOptions& options, int ranks, const std::vector<int>& tokens) {
   BenchPlan plan{.options = options};

@@ -3,41 +3,15 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <charconv>
 
 #include "tools/ubep/input_error.hpp"
+#include "tools/ubep/numbers.hpp"
 #include "tools/ubep/presets.hpp"
 
 namespace ubep::tools {
 namespace {
 
 constexpr int kMaxRanks = 64;
-
-std::vector<std::string> split(const std::string& text, char separator) {
-  std::vector<std::string> parts;
-  std::size_t begin = 0;
-  for (std::size_t end; (end = text.find(separator, begin)) != std::string::npos; begin = end + 1) {
-    parts.push_back(text.substr(begin, end - begin));
-  }
-  parts.push_back(text.substr(begin));
-  return parts;
-}
-
-int number(const std::string& text, const char* option, int low, int high) {
-  int value = 0;
-  const auto parsed = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (parsed.ec != std::errc{} || parsed.ptr != text.data() + text.size() || value < low ||
-      value > high) {
-    throw InputError(fmt::format("{}: '{}' is not a number of {}..{}", option, text, low, high));
-  }
-  return value;
-}
-
-std::vector<int> numbers(const std::string& text, const char* option, int low, int high) {
-  std::vector<int> list;
-  for (const std::string& part : split(text, ',')) list.push_back(number(part, option, low, high));
-  return list;
-}
 
 template <class Enum>
 Enum one_of(const std::string& text, const char* option, std::initializer_list<Enum> values) {
@@ -82,12 +56,12 @@ void resolve_points(const CLI::App& app, BenchOptions& o) {
   if (!o.compare_ranks.empty()) {
     if (app.count("--ranks") > 0)
       throw InputError("--ranks and --compare-ranks exclude each other");
-    o.ranks_list = numbers(o.compare_ranks, "--compare-ranks", 1, kMaxRanks);
+    o.ranks_list = parse_numbers(o.compare_ranks, "--compare-ranks", 1, kMaxRanks);
   }
   if (!preset_tokens.empty() && app.count("--tokens") == 0) {
     for (int tokens : preset_tokens) o.token_list.push_back({tokens});
   } else {
-    o.token_list = {numbers(o.tokens, "--tokens", 0, 1 << 20)};
+    o.token_list = {parse_numbers(o.tokens, "--tokens", 0, 1 << 20)};
   }
   for (const auto& tokens : o.token_list) {
     for (int ranks : o.ranks_list) {

@@ -173,7 +173,7 @@ void load(const std::string& path, const RoutingOptions& options, std::vector<Ra
   const SafetensorsFile file(path);
   const TensorInfo& info = file.info(options.tensor);
   const std::size_t num_dims = info.shape.size();
-  const bool good_dtype = info.dtype == DType::i32 || info.dtype == DType::i64;
+  const bool good_dtype = info.dtype == FileDType::i32 || info.dtype == FileDType::i64;
   if (!good_dtype || (num_dims != 2 && num_dims != 3) || (num_dims == 3 && info.shape[0] == 0)) {
     throw InputError(
         fmt::format("{}: tensor {} is {} {}, not I32 or I64 [tokens, K] or [layers, tokens, K]",
@@ -190,7 +190,7 @@ void load(const std::string& path, const RoutingOptions& options, std::vector<Ra
     throw InputError(fmt::format("{}: {} has {} rows but the ranks' tokens are {} together", path,
                                  options.tensor, rows_there, rows_wanted));
   }
-  if (info.dtype == DType::i32) {
+  if (info.dtype == FileDType::i32) {
     read_rows<std::int32_t>(file, options, rows_wanted, ranks);
   } else {
     read_rows<std::int64_t>(file, options, rows_wanted, ranks);

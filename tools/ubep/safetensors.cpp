@@ -31,35 +31,35 @@ constexpr std::size_t kMaxListedNames = 50;
 constexpr const char* kMetadataName = "__metadata__";
 
 struct DTypeRow {
-  DType dtype;
+  FileDType dtype;
   std::string_view name;
   std::size_t bytes;
 };
-// In the order of the enum, so that a DType is an index.
-constexpr std::array<DTypeRow, 16> kDTypes = {{{DType::boolean, "BOOL", 1},
-                                               {DType::u8, "U8", 1},
-                                               {DType::i8, "I8", 1},
-                                               {DType::f8_e4m3, "F8_E4M3", 1},
-                                               {DType::f8_e5m2, "F8_E5M2", 1},
-                                               {DType::f8_e8m0, "F8_E8M0", 1},
-                                               {DType::u16, "U16", 2},
-                                               {DType::i16, "I16", 2},
-                                               {DType::f16, "F16", 2},
-                                               {DType::bf16, "BF16", 2},
-                                               {DType::u32, "U32", 4},
-                                               {DType::i32, "I32", 4},
-                                               {DType::f32, "F32", 4},
-                                               {DType::u64, "U64", 8},
-                                               {DType::i64, "I64", 8},
-                                               {DType::f64, "F64", 8}}};
+// In the order of the enum, so that a FileDType is an index.
+constexpr std::array<DTypeRow, 16> kDTypes = {{{FileDType::boolean, "BOOL", 1},
+                                               {FileDType::u8, "U8", 1},
+                                               {FileDType::i8, "I8", 1},
+                                               {FileDType::f8_e4m3, "F8_E4M3", 1},
+                                               {FileDType::f8_e5m2, "F8_E5M2", 1},
+                                               {FileDType::f8_e8m0, "F8_E8M0", 1},
+                                               {FileDType::u16, "U16", 2},
+                                               {FileDType::i16, "I16", 2},
+                                               {FileDType::f16, "F16", 2},
+                                               {FileDType::bf16, "BF16", 2},
+                                               {FileDType::u32, "U32", 4},
+                                               {FileDType::i32, "I32", 4},
+                                               {FileDType::f32, "F32", 4},
+                                               {FileDType::u64, "U64", 8},
+                                               {FileDType::i64, "I64", 8},
+                                               {FileDType::f64, "F64", 8}}};
 static_assert([] {
   for (std::size_t i = 0; i < kDTypes.size(); ++i) {
-    if (kDTypes[i].dtype != static_cast<DType>(i)) return false;
+    if (kDTypes[i].dtype != static_cast<FileDType>(i)) return false;
   }
   return true;
 }());
 
-const DTypeRow& row_of(DType dtype) { return kDTypes.at(static_cast<std::size_t>(dtype)); }
+const DTypeRow& row_of(FileDType dtype) { return kDTypes.at(static_cast<std::size_t>(dtype)); }
 
 // A name as it can stand in a one-line message: quoted, control characters escaped.
 std::string quoted(const std::string& name) {
@@ -67,7 +67,8 @@ std::string quoted(const std::string& name) {
 }
 
 // Bytes of a tensor; nothing when they do not fit 64 bits.
-std::optional<std::uint64_t> tensor_bytes(DType dtype, const std::vector<std::uint64_t>& shape) {
+std::optional<std::uint64_t> tensor_bytes(FileDType dtype,
+                                          const std::vector<std::uint64_t>& shape) {
   std::uint64_t bytes = dtype_bytes(dtype);
   for (const std::uint64_t extent : shape) {
     if (__builtin_mul_overflow(bytes, extent, &bytes)) return std::nullopt;
@@ -153,8 +154,8 @@ void check_coverage(const std::map<std::string, TensorInfo>& tensors, std::uint6
 
 }  // namespace
 
-std::string_view dtype_name(DType dtype) { return row_of(dtype).name; }
-std::size_t dtype_bytes(DType dtype) { return row_of(dtype).bytes; }
+std::string_view dtype_name(FileDType dtype) { return row_of(dtype).name; }
+std::size_t dtype_bytes(FileDType dtype) { return row_of(dtype).bytes; }
 
 SafetensorsFile::SafetensorsFile(std::string path) : path_(std::move(path)) {
   // O_NONBLOCK: a named pipe must be refused below, not waited for here.

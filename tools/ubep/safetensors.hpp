@@ -9,7 +9,7 @@
 //   SafetensorsFile file("in.safetensors");
 //   const TensorInfo& info = file.info("x");            // dtype, shape: [num_tokens, hidden]
 //   std::vector<std::byte> x = file.read("x");
-//   write_safetensors("out.safetensors", {{"y", DType::bf16, {4, 2048}, bytes}});
+//   write_safetensors("out.safetensors", {{"y", FileDType::bf16, {4, 2048}, bytes}});
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@
 
 namespace ubep::tools {
 
-enum class DType : std::uint8_t {
+enum class FileDType : std::uint8_t {
   boolean,
   u8,
   i8,
@@ -42,11 +42,11 @@ enum class DType : std::uint8_t {
 };
 
 // The name in the file, e.g. "BF16", and the size of one element in bytes.
-std::string_view dtype_name(DType dtype);
-std::size_t dtype_bytes(DType dtype);
+std::string_view dtype_name(FileDType dtype);
+std::size_t dtype_bytes(FileDType dtype);
 
 struct TensorInfo {
-  DType dtype = DType::u8;
+  FileDType dtype = FileDType::u8;
   std::vector<std::uint64_t> shape;  // [] is a scalar
   std::uint64_t offset_bytes = 0;    // from the end of the header
   std::uint64_t size_bytes = 0;      // product of the shape x dtype_bytes(dtype)
@@ -86,7 +86,7 @@ class SafetensorsFile {
 // One tensor to write; `bytes` is borrowed and must have the size that shape and dtype ask for.
 struct TensorView {
   std::string name;
-  DType dtype = DType::u8;
+  FileDType dtype = FileDType::u8;
   std::vector<std::uint64_t> shape;
   std::span<const std::byte> bytes;
 };

@@ -1,7 +1,7 @@
 // The benchmark's stage: memory that the forked ranks and their parent share, beside the library.
 //
 // Purpose: a barrier that also fails when a rank is gone, the first failure's text, and per-rank
-// records. Not for: moving tokens.
+// numbers. Not for: moving tokens.
 #pragma once
 
 #include <sched.h>
@@ -26,7 +26,6 @@ struct StageHeader {
   std::atomic<std::uint32_t> failed{0};  // 0, or 1 + exit code of the first failure
   std::atomic<std::uint32_t> has_text{0};
   char text[512] = {};
-  std::atomic<std::int64_t> progress{0};
 };
 
 // `doubles` numbers per rank follow the header; each rank writes its own.

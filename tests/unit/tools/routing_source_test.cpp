@@ -183,7 +183,7 @@ TEST(RoutingTest, RefusesImpossibleOptions) {
 template <class Int>
 std::string put_rows(const TempFolder& folder, const std::string& name,
                      const std::vector<std::uint64_t>& shape, const std::vector<Int>& values) {
-  const DType dtype = sizeof(Int) == 4 ? DType::i32 : DType::i64;
+  const FileDType dtype = sizeof(Int) == 4 ? FileDType::i32 : FileDType::i64;
   const std::string path = folder.file("routing");
   write_safetensors(path, {{name, dtype, shape, std::as_bytes(std::span(values))}});
   return "file:" + path;
@@ -233,7 +233,7 @@ TEST(FileRoutingTest, RefusesWhatDoesNotFitTheOptions) {
   EXPECT_PRED2(contains, refuse({0, 4, 2}, {}), "not I32 or I64 [tokens, K]");
   const std::vector<float> floats(6);
   const std::string path = folder.file("f");
-  write_safetensors(path, {{"topk_idx", DType::f32, {3, 2}, std::as_bytes(std::span(floats))}});
+  write_safetensors(path, {{"topk_idx", FileDType::f32, {3, 2}, std::as_bytes(std::span(floats))}});
   EXPECT_INPUT_ERROR(make_routing("file:" + path, options), "topk_idx is F32 [3, 2]");
   EXPECT_INPUT_ERROR(make_routing("file:" + folder.file("absent"), options), "No such file");
 }

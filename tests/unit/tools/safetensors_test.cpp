@@ -42,16 +42,16 @@ TEST(SafetensorsTest, ReadsBackWhatItWrote) {
   const std::vector<std::int64_t> scalar = {-7};
   const std::string path = folder.file("t.safetensors");
   write_safetensors(path,
-                    {{"bytes", DType::u8, {3}, bytes_of(bytes)},
-                     {"floats", DType::f32, {2, 2}, bytes_of(floats)},
-                     {"scalar", DType::i64, {}, bytes_of(scalar)},
-                     {"empty", DType::bf16, {0, 8}, {}}},
+                    {{"bytes", FileDType::u8, {3}, bytes_of(bytes)},
+                     {"floats", FileDType::f32, {2, 2}, bytes_of(floats)},
+                     {"scalar", FileDType::i64, {}, bytes_of(scalar)},
+                     {"empty", FileDType::bf16, {0, 8}, {}}},
                     {{"made_by", "a test"}});
 
   const SafetensorsFile file(path);
   EXPECT_EQ(file.tensors().size(), 4U);
   EXPECT_EQ(file.metadata().at("made_by"), "a test");
-  EXPECT_EQ(file.info("floats").dtype, DType::f32);
+  EXPECT_EQ(file.info("floats").dtype, FileDType::f32);
   EXPECT_EQ(file.info("floats").shape, (std::vector<std::uint64_t>{2, 2}));
   EXPECT_TRUE(file.info("scalar").shape.empty());
   const std::vector<std::byte> read = file.read("floats");
@@ -67,8 +67,8 @@ TEST(SafetensorsTest, AlignsEveryTensorInTheFile) {
   const std::string path = folder.file("t");
   const std::vector<std::uint8_t> one = {1};
   const std::vector<double> two = {2};
-  write_safetensors(path,
-                    {{"a", DType::u8, {1}, bytes_of(one)}, {"b", DType::f64, {1}, bytes_of(two)}});
+  write_safetensors(
+      path, {{"a", FileDType::u8, {1}, bytes_of(one)}, {"b", FileDType::f64, {1}, bytes_of(two)}});
   std::uint64_t header_bytes = 0;
   std::memcpy(&header_bytes, folder.get("t").data(), sizeof header_bytes);
   EXPECT_EQ(header_bytes % 8, 0U);
@@ -79,7 +79,7 @@ TEST(SafetensorsTest, ReadsAPartOfATensor) {
   const TempFolder folder;
   const std::string path = folder.file("t");
   const std::vector<std::int32_t> values = {10, 11, 12, 13};
-  write_safetensors(path, {{"x", DType::i32, {4}, bytes_of(values)}});
+  write_safetensors(path, {{"x", FileDType::i32, {4}, bytes_of(values)}});
   const SafetensorsFile file(path);
   std::vector<std::int32_t> part(2);
   file.read("x", 4, std::as_writable_bytes(std::span(part)));
@@ -176,13 +176,15 @@ TEST(SafetensorsTest, RefusesToWriteWhatItWouldNotRead) {
   const TempFolder folder;
   const std::string path = folder.put("t", "old");
   const std::vector<float> x = {1};
-  EXPECT_INPUT_ERROR(write_safetensors(path, {{"x", DType::f32, {2}, bytes_of(x)}}), "do not fit");
-  EXPECT_INPUT_ERROR(write_safetensors(path, {{"x", DType::f32, {1}, bytes_of(x)},
-                                              {"x", DType::f32, {1}, bytes_of(x)}}),
+  EXPECT_INPUT_ERROR(write_safetensors(path, {{"x", FileDType::f32, {2}, bytes_of(x)}}),
+                     "do not fit");
+  EXPECT_INPUT_ERROR(write_safetensors(path, {{"x", FileDType::f32, {1}, bytes_of(x)},
+                                              {"x", FileDType::f32, {1}, bytes_of(x)}}),
                      "is taken");
-  EXPECT_INPUT_ERROR(write_safetensors(path, {{"__metadata__", DType::f32, {1}, bytes_of(x)}}),
+  EXPECT_INPUT_ERROR(write_safetensors(path, {{"__metadata__", FileDType::f32, {1}, bytes_of(x)}}),
                      "is taken");
-  EXPECT_INPUT_ERROR(write_safetensors(path, {{"\xff", DType::f32, {1}, bytes_of(x)}}), "UTF-8");
+  EXPECT_INPUT_ERROR(write_safetensors(path, {{"\xff", FileDType::f32, {1}, bytes_of(x)}}),
+                     "UTF-8");
   EXPECT_EQ(folder.get("t"), "old");
   EXPECT_EQ(folder.num_files(), 1U);
 }
