@@ -8,7 +8,8 @@
 //   comm.combine(handle, {.out = out}).or_throw();
 //
 // All ranks start operations in the same order. One thread at a time calls a communicator; only
-// step() and poll() may run on several threads at once. In a forked child every call throws.
+// step() and poll() may run on several threads at once, beside wait() on one: every lane must have
+// left step() before anything else is called. In a forked child every call throws.
 #pragma once
 
 #include <chrono>
@@ -102,6 +103,7 @@ class Communicator {
 
  private:
   struct Impl;
+  Impl& open() const;  // throws unless usable in this process
   explicit Communicator(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

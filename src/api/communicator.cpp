@@ -85,11 +85,10 @@ struct Communicator::Impl {
   std::unique_ptr<ShmFabric> fabric;
   std::shared_ptr<Engine> engine;
 
-  void check_usable() const {
+  void check_process() const {
     if (generation != fork_generation()) {
       throw Error(ErrorCode::misuse, "this communicator belongs to the parent of a fork");
     }
-    if (closed) throw Error(ErrorCode::misuse, "this communicator is closed");
   }
 
   void check_ours(const HandleState& h) const {
@@ -157,6 +156,14 @@ struct Communicator::Impl {
   }
 };
 
+Communicator::Impl& Communicator::open() const {
+  if (impl_ == nullptr || impl_->closed) {
+    throw Error(ErrorCode::misuse, "this communicator is closed, or was moved from");
+  }
+  impl_->check_process();
+  return *impl_;
+}
+
 Communicator::Communicator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Communicator::Communicator(Communicator&&) noexcept = default;
 Communicator& Communicator::operator=(Communicator&& other) noexcept {
@@ -219,124 +226,126 @@ MemoryPlan Communicator::memory() const { return impl_->memory; }
 
 Status Communicator::start_dispatch(const ConstRows& x, const Routing& routing,
                                     const DispatchOptions& options, Handle& handle) {
-  impl_->check_usable();
+  Impl& impl = open();
   HandleState& h = *handle.state_;
   Impl::check_free(h);
-  check_rows(x, "x", impl_->config);
-  check_routing(routing, x.num_rows, impl_->config);
+  check_rows(x, "x", impl.config);
+  check_routing(routing, x.num_rows, impl.config);
   const DispatchOptions resolved = resolve(options);
-  if (x.num_rows > impl_->config.max_tokens) return impl_->too_many_tokens(x);
+  if (x.num_rows > impl.config.max_tokens) return impl.too_many_tokens(x);
   h.generation = fork_generation();
-  h.engine = impl_->engine;
-  return impl_->engine->start_dispatch(x,
-                                       {.topk_idx = routing.topk_idx,
-                                        .topk_weights = routing.topk_weights,
-                                        .num_tokens = static_cast<std::uint32_t>(x.num_rows),
-                                        .topk = routing.topk},
-                                       resolved, h);
+  h.engine = impl.engine;
+  return impl.engine->start_dispatch(x,
+                                     {.topk_idx = routing.topk_idx,
+                                      .topk_weights = routing.topk_weights,
+                                      .num_tokens = static_cast<std::uint32_t>(x.num_rows),
+                                      .topk = routing.topk},
+                                     resolved, h);
 }
 
 Status Communicator::start_dispatch(const ConstRows& x, const Handle& cached, Handle& handle) {
-  impl_->check_usable();
+  Impl& impl = open();
   const HandleState& c = *cached.state_;
   HandleState& h = *handle.state_;
-  impl_->check_ours(c);
+  impl.check_ours(c);
   Impl::check_free(h);
-  if (c.kind == OpKind::none || (c.kind == OpKind::dispatch && !Impl::state_of(c).ok())) {
+  const Code code = Impl::state_of(c).code;
+  const bool dispatched = code == Code::ok || code == Code::peer_lost;
+  if (c.kind == OpKind::none || (c.kind == OpKind::dispatch && !dispatched)) {
     throw Error(ErrorCode::misuse, "cached: the dispatch of this handle is not complete");
   }
-  check_rows(x, "x", impl_->config);
+  check_rows(x, "x", impl.config);
   if (x.num_rows != c.routed->send.num_tokens) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("x.num_rows is {}, expected {} as in the cached dispatch", x.num_rows,
                             c.routed->send.num_tokens));
   }
   h.generation = fork_generation();
-  h.engine = impl_->engine;
+  h.engine = impl.engine;
   h.routed = c.routed;
-  return impl_->engine->start_cached_dispatch(x, h);
+  return impl.engine->start_cached_dispatch(x, h);
 }
 
 Status Communicator::start_combine(Handle& handle, const CombineArgs& args) {
-  impl_->check_usable();
+  Impl& impl = open();
   HandleState& h = *handle.state_;
-  impl_->check_ours(h);
+  impl.check_ours(h);
   if (!h.leased || h.kind != OpKind::dispatch) {
     throw Error(ErrorCode::misuse, "combine needs a handle that holds the lease of a dispatch");
   }
   if (const Status status = Impl::state_of(h); status.code == Code::not_ready) return status;
   check_combine(args, h);
-  return impl_->engine->start_combine(h, args);
+  return impl.engine->start_combine(h, args);
 }
 
 Status Communicator::dispatch(const ConstRows& x, const Routing& routing,
                               const DispatchOptions& options, Handle& handle) {
-  impl_->check_usable();
-  const auto until = impl_->deadline();
+  Impl& impl = open();
+  const auto until = impl.deadline();
   const Status status =
-      impl_->insist([&] { return start_dispatch(x, routing, options, handle); }, until);
-  return status.ok() ? impl_->finish(*handle.state_, until) : status;
+      impl.insist([&] { return start_dispatch(x, routing, options, handle); }, until);
+  return status.ok() ? impl.finish(*handle.state_, until) : status;
 }
 
 Status Communicator::dispatch(const ConstRows& x, const Handle& cached, Handle& handle) {
-  impl_->check_usable();
-  const auto until = impl_->deadline();
-  const Status status = impl_->insist([&] { return start_dispatch(x, cached, handle); }, until);
-  return status.ok() ? impl_->finish(*handle.state_, until) : status;
+  Impl& impl = open();
+  const auto until = impl.deadline();
+  const Status status = impl.insist([&] { return start_dispatch(x, cached, handle); }, until);
+  return status.ok() ? impl.finish(*handle.state_, until) : status;
 }
 
 Status Communicator::combine(Handle& handle, const CombineArgs& args) {
-  impl_->check_usable();
-  const auto until = impl_->deadline();
-  const Status status = impl_->insist([&] { return start_combine(handle, args); }, until);
-  return status.ok() ? impl_->finish(*handle.state_, until) : status;
+  Impl& impl = open();
+  const auto until = impl.deadline();
+  const Status status = impl.insist([&] { return start_combine(handle, args); }, until);
+  return status.ok() ? impl.finish(*handle.state_, until) : status;
 }
 
 int Communicator::step(int lane, int lanes) {
-  impl_->check_usable();
-  const int done = impl_->engine->step(lane, lanes);
+  Impl& impl = open();
+  const int done = impl.engine->step(lane, lanes);
   if (lane == 0) {
-    impl_->idle_steps = done > 0 ? 0 : impl_->idle_steps + 1;
-    if (impl_->idle_steps == kIdleStepsPerLook) {
-      impl_->idle_steps = 0;
-      impl_->engine->look_for_losses();
+    impl.idle_steps = done > 0 ? 0 : impl.idle_steps + 1;
+    if (impl.idle_steps == kIdleStepsPerLook) {
+      impl.idle_steps = 0;
+      impl.engine->look_for_losses();
     }
   }
   return done;
 }
 
 Status Communicator::poll(const Handle& handle) const {
-  impl_->check_usable();
+  (void)open();
   if (handle.state_->kind == OpKind::none) {
     throw Error(ErrorCode::misuse, "the handle has no operation");
   }
   return Impl::state_of(*handle.state_);
 }
 
-Status Communicator::wait(Handle& handle) { return wait(handle, impl_->deadline()); }
+Status Communicator::wait(Handle& handle) { return wait(handle, open().deadline()); }
 
 Status Communicator::wait(Handle& handle, Clock::time_point deadline) {
-  impl_->check_usable();
+  Impl& impl = open();
   const HandleState& h = *handle.state_;
   if (h.kind == OpKind::none) throw Error(ErrorCode::misuse, "the handle has no operation");
-  return impl_->finish(h, deadline);
+  return impl.finish(h, deadline);
 }
 
 void Communicator::release(Handle& handle) {
-  impl_->check_usable();
+  Impl& impl = open();
   HandleState& h = *handle.state_;
   if (!h.leased) return;
-  impl_->check_ours(h);
-  impl_->engine->release(h);
+  impl.check_ours(h);
+  impl.engine->release(h);
 }
 
 Status Communicator::input(std::int64_t num_tokens, std::int64_t hidden, DType dtype, Rows& x) {
-  impl_->check_usable();
-  check_rows(ConstRows(impl_.get(), num_tokens, hidden, dtype), "input", impl_->config);
-  if (num_tokens > impl_->config.max_tokens) {
-    return impl_->too_many_tokens(ConstRows(nullptr, num_tokens, hidden, dtype));
+  Impl& impl = open();
+  check_rows(ConstRows(&impl, num_tokens, hidden, dtype), "input", impl.config);
+  if (num_tokens > impl.config.max_tokens) {
+    return impl.too_many_tokens(ConstRows(nullptr, num_tokens, hidden, dtype));
   }
-  return impl_->engine->input(num_tokens, hidden, dtype, x);
+  return impl.engine->input(num_tokens, hidden, dtype, x);
 }
 
 void Communicator::close() {

@@ -1,5 +1,7 @@
 #include "ubep/handle.hpp"
 
+#include <utility>
+
 #include "api/fork_guard.hpp"
 #include "engine/engine.hpp"
 #include "engine/handle_state.hpp"
@@ -9,7 +11,7 @@ namespace ubep {
 namespace {
 
 void end_lease(HandleState* h) {
-  if (h == nullptr || !h->leased || h->generation != fork_generation()) return;
+  if (!h->leased || h->generation != fork_generation()) return;
   if (const auto engine = h->engine.lock()) engine->release(*h);
 }
 
@@ -27,11 +29,12 @@ void check_received(const HandleState& h) {
 
 Handle::Handle() : state_(std::make_unique<HandleState>()) {}
 Handle::~Handle() { end_lease(state_.get()); }
-Handle::Handle(Handle&& other) noexcept : state_(std::move(other.state_)) {}
+Handle::Handle(Handle&& other) noexcept
+    : state_(std::exchange(other.state_, std::make_unique<HandleState>())) {}
 Handle& Handle::operator=(Handle&& other) noexcept {
   if (this != &other) {
     end_lease(state_.get());
-    state_ = std::move(other.state_);
+    state_ = std::exchange(other.state_, std::make_unique<HandleState>());
   }
   return *this;
 }

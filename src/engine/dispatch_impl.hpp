@@ -59,6 +59,7 @@ template <Fabric F>
 Status EngineImpl<F>::start_dispatch(const ConstRows& x, const RoutingView& routing,
                                      const DispatchOptions& options, HandleState& handle) {
   if (!failed_.ok()) return failed_;
+  check_input(x);
   std::uint64_t epoch = 0;
   const Status status = next_slot(input_reserved_ && x.data == input_data_, epoch);
   if (!status.ok()) return status;
@@ -82,6 +83,7 @@ Status EngineImpl<F>::start_dispatch(const ConstRows& x, const RoutingView& rout
 template <Fabric F>
 Status EngineImpl<F>::start_cached_dispatch(const ConstRows& x, HandleState& handle) {
   if (!failed_.ok()) return failed_;
+  check_input(x);
   std::uint64_t epoch = 0;
   const Status status = next_slot(input_reserved_ && x.data == input_data_, epoch);
   if (!status.ok()) return status;
@@ -107,6 +109,16 @@ Status EngineImpl<F>::check_capacity(const HandleState& h) const {
     return status;
   }
   return {};
+}
+
+// x in the buffer of input() must lie as input() laid it out: peers read it there.
+template <Fabric F>
+void EngineImpl<F>::check_input(const ConstRows& x) const {
+  if (!input_reserved_ || x.data != input_data_ || x.num_rows == 0) return;
+  if (static_cast<std::uint64_t>(x.stride()) == stride_of(x)) return;
+  throw Error(ErrorCode::invalid_argument, "x.stride_bytes is " + std::to_string(x.stride()) +
+                                               " in the buffer of input(), expected " +
+                                               std::to_string(stride_of(x)));
 }
 
 // From here on nothing can be refused: the epoch is consumed.

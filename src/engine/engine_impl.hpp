@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/math.hpp"
@@ -67,6 +68,7 @@ class EngineImpl final : public Engine {
   // dispatch_impl.hpp
   Status next_slot(bool uses_input, std::uint64_t& epoch) const;
   Status check_capacity(const HandleState& h) const;
+  void check_input(const ConstRows& x) const;
   void begin_dispatch(const ConstRows& x, HandleState& handle, bool cached);
   void write_record(const HandleState& h);
   void bind_areas(HandleState& h);
