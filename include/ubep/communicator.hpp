@@ -44,7 +44,8 @@ struct CommunicatorOptions {
 
 class Communicator {
  public:
-  // Collective. Throws Error{invalid_argument, setup} within bootstrap.timeout.
+  // Collective. Throws Error{invalid_argument, setup} within bootstrap.timeout (ranks other than 0
+  // wait 2 s longer for rank 0 to tell them why).
   static Communicator create(const Bootstrap& bootstrap, const CommunicatorOptions& options);
   // What create() would reserve on `rank`.
   static MemoryPlan plan_memory(const CommunicatorOptions& options, int rank, int size);

@@ -81,7 +81,8 @@ Bootstrap Bootstrap::from_environment() {
   bootstrap.rank = number_from("UBEP_RANK");
   bootstrap.size = number_from("UBEP_WORLD_SIZE");
   const char* job = std::getenv("UBEP_JOB");
-  bootstrap.job = job != nullptr ? job : "default";
+  if (job == nullptr) throw Error(ErrorCode::setup, "UBEP_JOB is not set: expected a name");
+  bootstrap.job = job;
   return bootstrap;
 }
 

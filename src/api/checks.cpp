@@ -55,8 +55,8 @@ GroupConfig make_config(const CommunicatorOptions& o, int size) {
   config.slots = o.slots;
   config.max_tokens = o.max_tokens;
   config.max_topk = o.max_topk;
-  config.max_stride =
-      round_up(static_cast<std::uint64_t>(o.max_hidden) * size_of(o.max_dtype), kLineBytes);
+  config.max_row_bytes = static_cast<std::uint64_t>(o.max_hidden) * size_of(o.max_dtype);
+  config.max_stride = round_up(config.max_row_bytes, kLineBytes);
   config.experts = ExpertMap(std::move(owner), size);
   for (int r = 0; r < size; ++r) {
     if (config.max_rows(r) > 0x7FFFFFFF) {
@@ -72,7 +72,7 @@ GroupConfig make_config(const CommunicatorOptions& o, int size) {
 void check_rows(const ConstRows& rows, const char* argument, const GroupConfig& config) {
   if (rows.dtype > DType::fp32) refuse("{}.dtype is {}, expected 0..2", argument, int(rows.dtype));
   if (rows.num_rows < 0) refuse("{}.num_rows is {}, expected >= 0", argument, rows.num_rows);
-  const auto most = static_cast<std::int64_t>(config.max_stride / size_of(rows.dtype));
+  const auto most = static_cast<std::int64_t>(config.max_row_bytes / size_of(rows.dtype));
   if (rows.hidden < 1 || rows.hidden > most) {
     refuse("{}.hidden is {} {} elements, expected 1..{} (max_hidden at creation)", argument,
            rows.hidden, name(rows.dtype), most);

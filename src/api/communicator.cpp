@@ -39,7 +39,7 @@ AgreedFields agreed_fields(const GroupConfig& config) {
   return {{{"num_experts", config.experts.rank.size()},
            {"expert_rank (hash)", map},
            {"max_tokens", static_cast<std::uint64_t>(config.max_tokens)},
-           {"max_hidden x max_dtype (bytes, whole lines)", config.max_stride},
+           {"max_hidden x max_dtype (bytes)", config.max_row_bytes},
            {"max_topk", static_cast<std::uint64_t>(config.max_topk)},
            {"slots", static_cast<std::uint64_t>(config.slots)}}};
 }
@@ -95,6 +95,11 @@ struct Communicator::Impl {
     if (h.engine.lock() != engine) {
       throw Error(ErrorCode::misuse, "the handle has no dispatch of this communicator");
     }
+  }
+
+  void adopt(HandleState& h) const {
+    h.generation = generation;
+    h.engine = engine;
   }
 
   static void check_free(const HandleState& h) {
@@ -233,14 +238,15 @@ Status Communicator::start_dispatch(const ConstRows& x, const Routing& routing,
   check_routing(routing, x.num_rows, impl.config);
   const DispatchOptions resolved = resolve(options);
   if (x.num_rows > impl.config.max_tokens) return impl.too_many_tokens(x);
-  h.generation = fork_generation();
-  h.engine = impl.engine;
-  return impl.engine->start_dispatch(x,
-                                     {.topk_idx = routing.topk_idx,
-                                      .topk_weights = routing.topk_weights,
-                                      .num_tokens = static_cast<std::uint32_t>(x.num_rows),
-                                      .topk = routing.topk},
-                                     resolved, h);
+  const Status status =
+      impl.engine->start_dispatch(x,
+                                  {.topk_idx = routing.topk_idx,
+                                   .topk_weights = routing.topk_weights,
+                                   .num_tokens = static_cast<std::uint32_t>(x.num_rows),
+                                   .topk = routing.topk},
+                                  resolved, h);
+  if (status.ok()) impl.adopt(h);
+  return status;
 }
 
 Status Communicator::start_dispatch(const ConstRows& x, const Handle& cached, Handle& handle) {
@@ -260,10 +266,10 @@ Status Communicator::start_dispatch(const ConstRows& x, const Handle& cached, Ha
                 fmt::format("x.num_rows is {}, expected {} as in the cached dispatch", x.num_rows,
                             c.routed->send.num_tokens));
   }
-  h.generation = fork_generation();
-  h.engine = impl.engine;
   h.routed = c.routed;
-  return impl.engine->start_cached_dispatch(x, h);
+  const Status status = impl.engine->start_cached_dispatch(x, h);
+  if (status.ok()) impl.adopt(h);
+  return status;
 }
 
 Status Communicator::start_combine(Handle& handle, const CombineArgs& args) {
@@ -297,8 +303,16 @@ Status Communicator::dispatch(const ConstRows& x, const Handle& cached, Handle& 
 Status Communicator::combine(Handle& handle, const CombineArgs& args) {
   Impl& impl = open();
   const auto until = impl.deadline();
-  const Status status = impl.insist([&] { return start_combine(handle, args); }, until);
-  return status.ok() ? impl.finish(*handle.state_, until) : status;
+  HandleState& h = *handle.state_;
+  Status dispatched;  // a dispatch that is still pending is waited for, and its loss reported
+  if (h.kind == OpKind::dispatch && Impl::state_of(h).code == Code::not_ready) {
+    dispatched = impl.finish(h, until);
+    if (!dispatched.ok() && dispatched.code != Code::peer_lost) return dispatched;
+  }
+  const Status started = start_combine(handle, args);
+  if (!started.ok()) return started;
+  const Status combined = impl.finish(h, until);
+  return combined.ok() ? dispatched : combined;
 }
 
 int Communicator::step(int lane, int lanes) {

@@ -62,7 +62,8 @@ struct GroupConfig {
   int slots = 2;
   int max_tokens = 0;
   int max_topk = 8;
-  std::uint64_t max_stride = 0;  // bytes of the largest row, rounded up to whole lines
+  std::uint64_t max_row_bytes = 0;
+  std::uint64_t max_stride = 0;  // the same rounded up to whole lines
   ExpertMap experts;
 
   // Rows that `rank` may receive from one source in one dispatch.

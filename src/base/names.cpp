@@ -55,11 +55,12 @@ std::string Status::message() const {
     case Code::slot_busy:
       return fmt::format("slot_busy: {}: {}", where(*this), what);
     case Code::timeout:
+      if (peer < 0) return fmt::format("timeout: {}: {}", where(*this), what);
       return fmt::format("timeout: {} waits for rank {}: {} is {}, needs {} (missing ranks: {})",
                          where(*this), peer, name(word), seen, expected, rank_list(missing));
     case Code::peer_lost:
-      return fmt::format("peer_lost: {}: rank {} {} (lost ranks: {})", where(*this), peer, what,
-                         rank_list(missing));
+      return fmt::format("peer_lost: {}: rank {} is gone: {} (lost ranks: {})", where(*this), peer,
+                         what, rank_list(missing));
     case Code::mismatch:
       return fmt::format("mismatch: {}: {} is {} on rank {} and {} on rank {}", where(*this), what,
                          expected, rank, seen, peer);

@@ -133,7 +133,9 @@ int EngineImpl<F>::advance_combine(Op& op) {
   if (!failed_.ok()) return done;
   if (op.waiting != before) {
     ++done;
-    // publishes: the bases of these owners (and who is absent), to gather_token() on any lane.
+    // publishes: who is absent, to gather_token() on any lane, before `ready` says so of them.
+    op.lost.store_release(op.absent);
+    // publishes: the bases of these owners, to gather_token() on any lane.
     op.ready.store_release(h.routed->send.owners & ~op.waiting);
   }
   if (op.sent && !op.placed) {
@@ -166,9 +168,11 @@ bool EngineImpl<F>::advance_owner(Op& op, int q) {
     }
     return op.sent;
   }
+  const std::uint64_t out = layout(q).out(op.handle->slot);
   if (stage == Op::kOpLine && agree_on_op(op, q)) stage = Op::kAnnouncement;
-  if (stage == Op::kAnnouncement &&
-      announced(op, q, layout(q).out(op.handle->slot), 2 * op.line.epoch)) {
+  // acquires: nothing; a release without combine starts no operation, so only `out` tells of it.
+  const bool released = stage == Op::kOpLine && fabric_.load_flag(q, out) > 2 * op.line.epoch;
+  if ((stage == Op::kAnnouncement || released) && announced(op, q, out, 2 * op.line.epoch)) {
     stage = Op::kRecord;
   }
   return stage == Op::kRecord && read_bases(op, q);
@@ -211,14 +215,16 @@ bool EngineImpl<F>::gather_token(Op& op, std::uint32_t token, TokenRows& out) {
   const SendPlan& plan = h.routed->send;
   const std::uint64_t stride = stride_of(h);
   const bool own_sums = h.routed->options.weighting == Weighting::owner;
-  // acquires: bases and absent of the owners in it; written by advance_combine().
+  // acquires: bases of the owners in it; written by advance_combine().
   const std::uint64_t ready = op.ready.load_acquire();
+  // acquires: which of the ready ones are absent; at least as new as `ready`.
+  const std::uint64_t absent = op.lost.load_acquire();
   out.count = 0;
   out.complete = true;
   for (std::uint32_t i = plan.ref_begin[token]; i < plan.ref_begin[token + 1]; ++i) {
     const RowRef ref = plan.refs[i];
     if ((ready & bit(ref.rank)) == 0) return false;
-    if ((op.absent & bit(ref.rank)) != 0) {
+    if ((absent & bit(ref.rank)) != 0) {
       out.complete = false;
       // A lost row may have been the last of its partial sum.
       if (!plan.group_end.empty() && plan.group_end[i] != 0 && out.count > 0) {
@@ -267,7 +273,8 @@ int EngineImpl<F>::reduce_tokens(Op& op, Tile& tile) {
     if (fabric_.facts().mapped) continue;
     for (std::uint32_t i = plan.ref_begin[tile.next]; i < plan.ref_begin[tile.next + 1]; ++i) {
       const RowRef ref = plan.refs[i];
-      if (ref.rank == rank_ || (op.absent & bit(ref.rank)) != 0) continue;
+      // acquires: who is absent, as gather_token() saw it.
+      if (ref.rank == rank_ || (op.lost.load_acquire() & bit(ref.rank)) != 0) continue;
       const std::uint64_t row =
           std::uint64_t{op.bases[op.first_base[ref.rank] + ref.group]} + ref.index;
       fabric_.release(ref.rank, layout(ref.rank).y(h.slot, stride_of(h), row, 1));

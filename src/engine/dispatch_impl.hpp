@@ -75,6 +75,7 @@ Status EngineImpl<F>::start_dispatch(const ConstRows& x, const RoutingView& rout
   make_send_plan(routing, config_.experts, routed.shape, rank_, routed.send);
   const Status capacity = check_capacity(handle);
   if (!capacity.ok()) return capacity;
+  map_view(options, static_cast<int>(epoch % slots_.size()));
   routed.origin = epoch;
   begin_dispatch(x, handle, false);
   return {};
@@ -87,6 +88,7 @@ Status EngineImpl<F>::start_cached_dispatch(const ConstRows& x, HandleState& han
   std::uint64_t epoch = 0;
   const Status status = next_slot(input_reserved_ && x.data == input_data_, epoch);
   if (!status.ok()) return status;
+  map_view(handle.routed->options, static_cast<int>(epoch % slots_.size()));
   begin_dispatch(x, handle, true);
   return {};
 }
@@ -119,6 +121,16 @@ void EngineImpl<F>::check_input(const ConstRows& x) const {
   throw Error(ErrorCode::invalid_argument, "x.stride_bytes is " + std::to_string(x.stride()) +
                                                " in the buffer of input(), expected " +
                                                std::to_string(stride_of(x)));
+}
+
+// Before the epoch is consumed: mapping can fail.
+template <Fabric F>
+void EngineImpl<F>::map_view(const DispatchOptions& options, int slot) {
+  if constexpr (requires(Range range) { fabric_.map_side_by_side(range); }) {
+    const Range area{own().x(slot, 0, 0, 0).offset, own().x_area_bytes()};
+    if (!options.mapped_view || area.bytes == 0) return;
+    mapped_views_[static_cast<std::size_t>(slot)] = fabric_.map_side_by_side(area);
+  }
 }
 
 // From here on nothing can be refused: the epoch is consumed.
@@ -270,7 +282,12 @@ bool EngineImpl<F>::read_record_head(Op& op, int q) {
   fabric_.release(q, range);
   const std::uint64_t most =
       std::uint64_t{op.theirs[static_cast<std::size_t>(q)].tokens} * op.line.topk;
-  if (span[0] <= span[1] && span[1] <= most && most <= layout(q).max_entries()) return true;
+  // One row per choice: no more than the areas of this rank were made for.
+  const bool fits = !op.handle->routed->shape.row_per_choice() ||
+                    span[1] - span[0] <= config_.max_rows_from_source(rank_, op.line.topk);
+  if (span[0] <= span[1] && span[1] <= most && most <= layout(q).max_entries() && fits) {
+    return true;
+  }
   Status status = status_of(op, Code::corrupt);
   status.peer = static_cast<std::int16_t>(q);
   status.word = Word::record;
@@ -485,11 +502,9 @@ void EngineImpl<F>::show_mapped(Op& op) {
   r.mapped_idx = {};
   r.mapped_weights = {};
   if constexpr (requires(Range range) { fabric_.map_side_by_side(range); }) {
-    if (!h.routed->options.mapped_view) return;
-    const Range area{own().x(h.slot, 0, 0, 0).offset, own().x_area_bytes()};
-    if (area.bytes == 0) return;
-    r.mapped = fabric_.map_side_by_side(area);
-    r.mapped_rank_stride_bytes = static_cast<std::int64_t>(area.bytes);
+    if (!h.routed->options.mapped_view || own().x_area_bytes() == 0) return;
+    r.mapped = mapped_views_[static_cast<std::size_t>(h.slot)];
+    r.mapped_rank_stride_bytes = static_cast<std::int64_t>(own().x_area_bytes());
     const auto topk = static_cast<std::size_t>(r.topk);
     const auto tokens = static_cast<std::size_t>(config_.max_tokens);
     h.mapped_idx.assign(static_cast<std::size_t>(config_.size) * tokens * topk, -1);

@@ -3,6 +3,7 @@
 // To add a fabric: satisfy fabric/concept.hpp and instantiate EngineImpl in one .cpp.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cstring>
 #include <memory>
@@ -10,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/invariant.hpp"
 #include "base/math.hpp"
 #include "engine/engine.hpp"
 #include "engine/op.hpp"
@@ -69,6 +71,7 @@ class EngineImpl final : public Engine {
   Status next_slot(bool uses_input, std::uint64_t& epoch) const;
   Status check_capacity(const HandleState& h) const;
   void check_input(const ConstRows& x) const;
+  void map_view(const DispatchOptions& options, int slot);
   void begin_dispatch(const ConstRows& x, HandleState& handle, bool cached);
   void write_record(const HandleState& h);
   void bind_areas(HandleState& h);
@@ -104,10 +107,11 @@ class EngineImpl final : public Engine {
   int rank_;
   std::vector<SegmentLayout> layouts_;
   std::vector<Slot> slots_;
-  std::vector<std::unique_ptr<Op>> ops_;  // in no order; `order_` is
-  std::vector<Op*> order_;                // started, oldest first
-  std::uint64_t seq_ = 0;                 // last used
-  std::uint64_t epoch_ = 0;               // last used
+  std::array<const std::byte*, kMaxSlots> mapped_views_ = {};  // all ranks' x of a slot
+  std::vector<std::unique_ptr<Op>> ops_;                       // in no order; `order_` is
+  std::vector<Op*> order_;                                     // started, oldest first
+  std::uint64_t seq_ = 0;                                      // last used
+  std::uint64_t epoch_ = 0;                                    // last used
   bool input_reserved_ = false;
   const void* input_data_ = nullptr;
   std::uint64_t lost_ = 0;      // bit p: rank p died, left or failed
@@ -153,10 +157,11 @@ Op& EngineImpl<F>::free_op() {
     op->stage.fill(Op::kOpLine);
     op->send.clear();
     op->receive.clear();
-    op->ready.store_release(0);  // publishes: nothing; no tile is out yet
+    op->lost.store_release(0);   // publishes: nothing; no tile is out yet
+    op->ready.store_release(0);  // publishes: nothing; likewise
     return *op;
   }
-  std::abort();
+  broken_invariant("more operations pending than leases");
 }
 
 template <Fabric F>
@@ -316,8 +321,8 @@ bool EngineImpl<F>::announced(Op& op, int q, std::uint64_t word_offset, std::uin
   }
   if (seen <= value) return seen == value;
   Status status = status_of(op, Code::corrupt);
-  const bool released = op.stage[static_cast<std::size_t>(q)] != Op::kOpLine &&
-                        op.line.kind == OpKind::combine && seen == value + 1;
+  const bool released = op.line.kind == OpKind::combine && value == 2 * op.line.epoch &&
+                        word_offset == layout(q).out(op.handle->slot) && seen == value + 1;
   if (released) status.code = Code::mismatch;
   status.peer = static_cast<std::int16_t>(q);
   status.word = released ? Word::out : Word::none;
@@ -353,7 +358,7 @@ void EngineImpl<F>::look_for_losses() {
     lost_ |= bit(p);
     how_lost_[static_cast<std::size_t>(p)] = state == PeerState::left     ? "left"
                                              : state == PeerState::failed ? "failed"
-                                                                          : "died";
+                                                                          : "dead";
   }
   control_.store_release(1);  // publishes: `lost_`, to the next lane in control
 }
@@ -395,7 +400,12 @@ void EngineImpl<F>::release(HandleState& handle) {
   if (!handle.leased || closed_) return;
   Op* op = find(handle);
   const std::uint64_t out_word = 2 * handle.epoch;
-  bool outputs_published = handle.kind == OpKind::combine;
+  const bool outputs_published = handle.kind == OpKind::combine;
+  if (!failed_.ok()) {  // peers treat this rank as dead: it says nothing more
+    if (op != nullptr) (void)retire(*op, failed_);
+    handle.leased = slot_of(handle).leased = false;
+    return;
+  }
   if (op != nullptr) {
     op->receive.drop();
     (void)run_tiles(*op);  // own rows: they need nobody, and their source may be gone afterwards
@@ -406,8 +416,8 @@ void EngineImpl<F>::release(HandleState& handle) {
       outputs_published ? fabric_.store_flag(own().out(handle.slot), out_word)
                         : fabric_.store_flag(own().pub(handle.slot), handle.epoch);
     }
-    op->status = not_ready(handle.kind, "released while pending");
     finish(*op);
+    handle.kind = OpKind::none;  // nothing to poll or wait for any more
   }
   if (!outputs_published) {
     // publishes: that no outputs of this epoch will come; a peer's combine fails instead of

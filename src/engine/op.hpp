@@ -48,6 +48,7 @@ struct Op {
   // Combine.
   CombineArgs args;
   ConstRows own_y;                   // own rows, by output row
+  LaneWord lost;                     // `absent`, for the lanes
   LaneWord ready;                    // bit q: rank q's outputs can be reduced
   std::vector<std::uint32_t> bases;  // per peer `groups_of(q)` bases, one behind the other
   std::array<std::uint32_t, kMaxRanks + 1> first_base = {};

@@ -1,7 +1,8 @@
 // Sums of rows: fp32 multiply then add, from +0, in the order given, one round-to-nearest-even.
 //
-// The same bits on every machine: no fused multiply-add, and 16-bit floats are converted by integer
-// arithmetic of our own. Not for anything but whole rows of one dtype.
+// The same bits on every machine: no fused multiply-add, and 16-bit floats are converted by code of
+// our own rather than by instructions that some machines lack. The caller's thread must not flush
+// subnormals to zero. Not for anything but whole rows of one dtype.
 #pragma once
 
 #include <cstddef>

@@ -31,9 +31,11 @@ SegmentLayout::SegmentLayout(const GroupConfig& config, int rank)
     slot.off = add(off_bytes_, kLineBytes);
     // Room to whole lines: entries may be stored with non-temporal stores.
     slot.entries = add(round_up(checked_mul(max_entries_, sizeof(Entry)), kLineBytes), kLineBytes);
-    slot.bases = add(size * groups * sizeof(std::uint32_t), kLineBytes);
   }
   for (Slot& slot : per_slot_) slot.x = add(x_bytes_, kPageBytes);
+  for (Slot& slot : per_slot_) {
+    slot.bases = add(size * groups * sizeof(std::uint32_t), kLineBytes);
+  }
   for (Slot& slot : per_slot_) slot.y = add(y_bytes_, kPageBytes);
   bytes_ = round_up(bytes_, kPageBytes);
 }

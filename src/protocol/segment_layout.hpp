@@ -1,10 +1,10 @@
 // Where everything lies in a rank's segment: one list from which all offsets and the size follow.
 //
-//   fabric header | op lines [4N] | per slot: pub, out, done | per slot: off, entries, bases |
-//   per slot: x | per slot: y
+//   fabric header | op lines [4N] | per slot: pub, out, done | per slot: off, entries |
+//   per slot: x | per slot: bases | per slot: y
 //
-// x comes before y because only y's size depends on the rank: a peer finds x at the same offset in
-// every segment.
+// x comes before bases and y because only their sizes depend on the rank: x lies at the same offset
+// in every segment.
 #pragma once
 
 #include <cstdint>

@@ -177,15 +177,15 @@ INSTANTIATE_TEST_SUITE_P(Seeds, DeathTest, testing::Range(0, 4));
 // A death in one of two overlapped dispatches is reported by one of them.
 TEST(OverlappedDeathTest, OneOfTwoDispatchesReports) {
   const Problem problem = make_problem({.ranks = 3});
-  run_ranks(RankKind::processes, 2 + 1, [&](const Bootstrap& bootstrap) {
+  run_ranks(RankKind::processes, 3, [&](const Bootstrap& bootstrap) {
     Communicator comm = Communicator::create(bootstrap, options_for(problem));
     Worker first(problem, bootstrap.rank);
     Worker second(problem, bootstrap.rank);
     EXPECT_EQ(first.round(comm), "");
     if (bootstrap.rank == 1) _exit(0);
     int losses = 0;
-    ASSERT_TRUE(first.start_dispatch(comm).ok());
-    ASSERT_TRUE(second.start_dispatch(comm).ok());
+    ASSERT_TRUE(first.start_dispatch_when_ready(comm).ok());
+    ASSERT_TRUE(second.start_dispatch_when_ready(comm).ok());
     for (Worker* worker : {&first, &second}) {
       const Status status = comm.wait(worker->handle);
       losses += status.code == Code::peer_lost;

@@ -87,15 +87,6 @@ TEST(IsolationTest, PeersMemoryCannotBeMadeWritable) {
   });
 }
 
-// Started as soon as the peers have given the slot back.
-Status start(Communicator& comm, Worker& worker) {
-  for (;;) {
-    const Status status = worker.start_dispatch(comm);
-    if (status.code != Code::not_ready) return status;
-    (void)comm.step();
-  }
-}
-
 class SeveralTest : public testing::TestWithParam<RankKind> {};
 
 // Different jobs in the same processes, started in different orders.
@@ -116,11 +107,11 @@ TEST_P(SeveralTest, CommunicatorsAreIndependent) {
     Worker worker_b(b, bootstrap.rank);
     for (int round = 0; round < 10; ++round) {
       if (bootstrap.rank == 0) {
-        ASSERT_TRUE(start(first, worker_a).ok());
-        ASSERT_TRUE(start(second, worker_b).ok());
+        ASSERT_TRUE(worker_a.start_dispatch_when_ready(first).ok());
+        ASSERT_TRUE(worker_b.start_dispatch_when_ready(second).ok());
       } else {
-        ASSERT_TRUE(start(second, worker_b).ok());
-        ASSERT_TRUE(start(first, worker_a).ok());
+        ASSERT_TRUE(worker_b.start_dispatch_when_ready(second).ok());
+        ASSERT_TRUE(worker_a.start_dispatch_when_ready(first).ok());
       }
       ASSERT_TRUE(first.wait(worker_a.handle).ok());
       ASSERT_TRUE(second.wait(worker_b.handle).ok());

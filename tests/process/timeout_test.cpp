@@ -183,6 +183,8 @@ TEST_P(TimeoutTest, AMissingCreditIsNotReady) {
     ASSERT_TRUE(worker.dispatch(comm).ok());
     if (bootstrap.rank == 1) {
       ASSERT_TRUE(worker.start_combine(comm).ok());
+      while (comm.step() > 0) {  // its outputs are out now; rank 0's are not
+      }
       started.arrive();
       tried.wait();
       ASSERT_TRUE(comm.wait(worker.handle).ok());

@@ -41,6 +41,7 @@ RankRun::RankRun(const Case& c, int rank, std::uint64_t delay_seed)
       random_(delay_seed, static_cast<std::uint64_t>(rank), c.seed),
       stages_(c.operations.size(), Stage::idle),
       buffers_(c.operations.size()),
+      hashes_(c.operations.size()),
       latest_(index(c.num_handles), -1),
       handles_(index(c.num_handles)) {}
 
@@ -58,6 +59,12 @@ void RankRun::run(const Bootstrap& bootstrap) {
   }
   for (int handle = 0; handle < case_.num_handles; ++handle) finish_handle(handle);
   if (random_.one_in(2)) comm_.reset();
+}
+
+std::uint64_t RankRun::hash() const {
+  Hash all;
+  for (const Hash& hash : hashes_) all.add(hash.value());
+  return all.value();
 }
 
 void RankRun::start_dispatch(int number) {
@@ -139,7 +146,7 @@ void RankRun::finish_combine(int number) {
   const std::string difference = compare_out(out, operation(number).out[index(rank_)]);
   if (!difference.empty()) fail(number, difference);
   for (std::int64_t i = 0; i < out.num_rows; ++i) {
-    hash_.add(out.dtype, out.row(i), index(out.hidden));
+    hashes_[index(number)].add(out.dtype, out.row(i), index(out.hidden));
   }
   check_gaps(number);
   buffers_[index(number)] = {};

@@ -21,7 +21,8 @@ class RankRun {
 
   // Throws std::runtime_error at the first difference or failed call.
   void run(const Bootstrap& bootstrap);
-  std::uint64_t hash() const { return hash_.value(); }
+  // Of all combined rows, in the order of the operations.
+  std::uint64_t hash() const;
 
  private:
   enum class Stage : std::uint8_t { idle, dispatching, received, combining };
@@ -61,9 +62,9 @@ class RankRun {
   int rank_;
   bool delays_;
   Random random_;
-  Hash hash_;
   std::vector<Stage> stages_;      // [operations]
   std::vector<Buffers> buffers_;   // [operations]
+  std::vector<Hash> hashes_;       // [operations]
   std::vector<int> latest_;        // [handles] operation that used it last, -1 = none
   std::vector<Handle> handles_;    // outlive the communicator or not, as delays_ has it
   std::optional<Communicator> comm_;

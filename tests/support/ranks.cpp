@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <stdexcept>
 #include <thread>
 
 namespace ubep::test {
@@ -59,7 +60,9 @@ void run_ranks(RankKind kind, int size, const RankBody& body) {
 void Gate::arrive() const { std::atomic_ref<int>(count_[0]).fetch_add(1); }
 
 void Gate::wait() const {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(kRankSeconds / 2);
   while (std::atomic_ref<int>(count_[0]).load() < size_) {
+    if (std::chrono::steady_clock::now() > deadline) throw std::runtime_error("a gate stays shut");
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 }

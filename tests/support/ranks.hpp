@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <functional>
 #include <new>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,10 @@ namespace ubep::test {
 enum class RankKind { threads, processes };
 
 const char* name(RankKind kind);
+
+inline void PrintTo(RankKind kind, std::ostream* out) {  // NOLINT(readability-identifier-naming): gtest
+  *out << name(kind);
+}
 
 // Names the instances of a test that is parameterised by RankKind.
 struct KindName {

@@ -73,9 +73,13 @@ GuardedCopies::GuardedCopies() : used_(kPages) {
   pages_ = static_cast<std::byte*>(area);
 }
 
-GuardedCopies::~GuardedCopies() { munmap(pages_, kPages * kPageBytes); }
+GuardedCopies& GuardedCopies::all() {
+  static GuardedCopies copies;
+  return copies;
+}
 
 std::byte* GuardedCopies::make(std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
   const std::size_t count = pages_of(bytes);
   std::size_t run = 0;
   for (std::size_t tried = 0; tried < 2 * kPages; ++tried, ++next_) {
@@ -94,6 +98,7 @@ std::byte* GuardedCopies::make(std::uint64_t bytes) {
 }
 
 void GuardedCopies::drop(std::byte* copy, std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
   const std::size_t count = pages_of(bytes);
   std::byte* page = copy + round_up(bytes, kLineBytes) - count * kPageBytes;
   if (mprotect(page, count * kPageBytes, PROT_NONE) != 0) broken("mprotect failed");
@@ -110,6 +115,10 @@ StagedFabric::StagedFabric(StagedWorld& world, int rank, std::uint64_t bytes, st
       claimed_(bytes / kClaimUnit),
       views_(world.options_.segment_bytes.size()) {
   facts_.mapped = false;
+}
+
+StagedFabric::~StagedFabric() {
+  for (auto& [place, fetch] : fetches_) GuardedCopies::all().drop(fetch.copy, place.bytes);
 }
 
 int StagedFabric::size() const { return static_cast<int>(views_.size()); }
@@ -203,7 +212,7 @@ const std::byte* StagedFabric::acquire(int rank, Range range) {
     fetch.calls_left = random_.between(1, world_.options_.max_delay);
     fetch.read_late = random_.one_in(2);
     fetch.read_newest = random_.one_in(2);
-    fetch.copy = copies_.make(range.bytes);
+    fetch.copy = GuardedCopies::all().make(range.bytes);
     if (!fetch.read_late) read(at->first, fetch);
   }
   return fetch.arrived ? fetch.copy : nullptr;
@@ -223,7 +232,7 @@ void StagedFabric::release(int rank, Range range) {
     broken("rank %d releases %lu bytes at %lu of rank %d, which it did not acquire", rank_,
            range.bytes, range.offset, rank);
   }
-  copies_.drop(found->second.copy, range.bytes);
+  GuardedCopies::all().drop(found->second.copy, range.bytes);
   fetches_.erase(found);
 }
 

@@ -56,16 +56,16 @@ class SparseBytes {
 // used again as late as possible.
 class GuardedCopies {
  public:
-  GuardedCopies();
-  ~GuardedCopies();
-  GuardedCopies(const GuardedCopies&) = delete;
-  GuardedCopies& operator=(const GuardedCopies&) = delete;
+  static GuardedCopies& all();  // one for the process: fresh pages are slow
 
   // 64-byte aligned; the copy ends where its last page ends, to whole lines.
   std::byte* make(std::uint64_t bytes);
   void drop(std::byte* copy, std::uint64_t bytes);
 
  private:
+  GuardedCopies();
+
+  std::mutex mutex_;
   std::byte* pages_;
   std::vector<bool> used_;
   std::size_t next_ = 0;
@@ -76,6 +76,9 @@ class StagedWorld;
 class StagedFabric {
  public:
   StagedFabric(StagedWorld& world, int rank, std::uint64_t bytes, std::uint64_t seed);
+  ~StagedFabric();
+  StagedFabric(const StagedFabric&) = delete;
+  StagedFabric& operator=(const StagedFabric&) = delete;
 
   const FabricFacts& facts() const { return facts_; }
   int rank() const { return rank_; }
@@ -146,7 +149,6 @@ class StagedFabric {
   std::vector<bool> claimed_;  // per 4 bytes
   std::vector<Snapshot> committed_;
   std::vector<View> views_;
-  GuardedCopies copies_;
   std::map<Place, Fetch> fetches_;
   bool dead_ = false;
 };

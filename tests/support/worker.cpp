@@ -1,6 +1,7 @@
 #include "support/worker.hpp"
 
 #include <algorithm>
+#include <thread>
 
 #include "support/compare.hpp"
 #include "support/experts.hpp"
@@ -87,6 +88,13 @@ Status Worker::dispatch(Communicator& comm) {
 }
 Status Worker::start_dispatch(Communicator& comm) {
   return comm.start_dispatch(x(), routing(), options_, handle);
+}
+Status Worker::start_dispatch_when_ready(Communicator& comm) {
+  for (;;) {
+    const Status status = start_dispatch(comm);
+    if (status.code != Code::not_ready) return status;
+    if (comm.step() == 0) std::this_thread::yield();
+  }
 }
 Status Worker::start_dispatch(Communicator& comm, const Handle& cached) {
   return comm.start_dispatch(x(), cached, handle);

@@ -38,6 +38,8 @@ class Worker {
 
   Status dispatch(Communicator& comm);
   Status start_dispatch(Communicator& comm);
+  // As soon as the peers have given the slot back.
+  Status start_dispatch_when_ready(Communicator& comm);
   Status start_dispatch(Communicator& comm, const Handle& cached);
   // The experts run first.
   Status combine(Communicator& comm);

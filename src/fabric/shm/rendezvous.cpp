@@ -81,8 +81,15 @@ class Host {
 
  private:
   struct Peer {
+    Peer() = default;
+    Peer(const Peer&) = delete;
+    Peer& operator=(const Peer&) = delete;
+    ~Peer() {
+      if (fd >= 0) ::close(fd);
+    }
+
     Socket socket;
-    int fd = -1;
+    int fd = -1;  // of its segment, until that is attached
     int pid = 0;
     double one_way_ns = 0;
   };
@@ -140,8 +147,10 @@ class Host {
     if (peers_[static_cast<std::size_t>(hello.rank)].socket.valid()) {
       return fmt::format("rank {} joined twice", hello.rank);
     }
-    if (hello.pid == getpid()) {
-      return fmt::format("rank {} is in the process of rank 0: use a ThreadGroup for all ranks",
+    for (int r = 0; r < request_.size; ++r) {
+      const int pid = r == 0 ? getpid() : peers_[static_cast<std::size_t>(r)].pid;
+      if (pid != hello.pid) continue;
+      return fmt::format("ranks {} and {} are in one process: use a ThreadGroup for all ranks", r,
                          hello.rank);
     }
     return difference(request_.fields, 0, hello.fields, hello.rank);
@@ -179,14 +188,15 @@ class Host {
     Segments segments{own_};
     for (int r = 1; r < request_.size; ++r) {
       const auto i = static_cast<std::size_t>(r);
-      segments.push_back(
-          std::make_shared<Segment>(Segment::attach(peers_[i].fd, request_.segment_bytes[i], r)));
+      segments.push_back(std::make_shared<Segment>(
+          Segment::attach(std::exchange(peers_[i].fd, -1), request_.segment_bytes[i], r)));
     }
     return segments;
   }
 
   double probe_all(const Segments& segments) {
     double slowest = 0;
+    bool all_measured = true;
     const int cpu = first_cpu();
     for (std::size_t r = 1; r < peers_.size(); ++r) {
       const std::uint64_t first = 1 + r * 1'000'000;
@@ -206,6 +216,7 @@ class Host {
                                             segments[r]->data() + kProbeOffset, true, first);
       }
       slowest = std::max(slowest, peers_[r].one_way_ns);
+      all_measured = all_measured && peers_[r].one_way_ns > 0;
     }
     for (std::size_t r = 1; r < peers_.size(); ++r) {
       Order order = {};
@@ -213,12 +224,22 @@ class Host {
       order.one_way_ns = peers_[r].one_way_ns;
       (void)peers_[r].socket.send(&order, sizeof(order));  // a death now shows in its life lock
     }
-    return slowest;
+    return all_measured ? slowest : 0;
   }
 
   const JoinRequest& request_;
   std::shared_ptr<Segment> own_;
   std::vector<Peer> peers_;
+};
+
+// Closes what is still in the list.
+struct CloseAll {
+  std::vector<int>& fds;
+  ~CloseAll() {
+    for (int fd : fds) {
+      if (fd >= 0) ::close(fd);
+    }
+  }
 };
 
 // The other ranks' side.
@@ -229,6 +250,7 @@ class Guest {
 
   Segments run(ProbeResult& probe) {
     std::vector<int> fds;
+    const CloseAll not_attached{fds};
     Order order = {};
     while (!introduce() || !receive(order, fds)) {
       // Rank 0 of an earlier set-up closed its socket under us: try again until the deadline.
@@ -274,7 +296,7 @@ class Guest {
     return true;
   }
 
-  Segments attach(const Order& order, const std::vector<int>& fds) {
+  Segments attach(const Order& order, std::vector<int>& fds) {
     const auto size = static_cast<std::size_t>(request_.size);
     if (order.kind != Order::Kind::segments || fds.size() != size - 1) {
       fail("rank 0 sent an unexpected message");
@@ -282,11 +304,11 @@ class Guest {
     Segments segments;
     std::size_t next = 0;
     for (int r = 0; r < request_.size; ++r) {
-      segments.push_back(
-          r == request_.rank
-              ? own_
-              : std::make_shared<Segment>(Segment::attach(
-                    fds[next++], request_.segment_bytes[static_cast<std::size_t>(r)], r)));
+      segments.push_back(r == request_.rank
+                             ? own_
+                             : std::make_shared<Segment>(Segment::attach(
+                                   std::exchange(fds[next++], -1),
+                                   request_.segment_bytes[static_cast<std::size_t>(r)], r)));
     }
     return segments;
   }

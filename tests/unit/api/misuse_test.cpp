@@ -2,7 +2,9 @@
 // the value expected. Calls in the wrong state throw misuse.
 #include <gtest/gtest.h>
 
+#include <concepts>
 #include <functional>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -49,7 +51,10 @@ class Alone {
 struct Named {
   std::string name;
 };
-void PrintTo(const Named& named, std::ostream* out) { *out << named.name; }
+template <std::derived_from<Named> T>
+void PrintTo(const T& named, std::ostream* out) {  // NOLINT(readability-identifier-naming): gtest
+  *out << named.name;
+}
 struct CaseName {
   template <class Info>
   std::string operator()(const Info& instance) const {
