@@ -41,9 +41,7 @@ struct Received {
   int hidden = 0;
   int topk = 0;
   std::uint64_t epoch = 0;
-  // Bit q: rank q took part. Cleared when it was lost before; a cached dispatch then still shows
-  // its rows, with unspecified contents.
-  std::uint64_t sources = 0;
+  std::uint64_t sources = 0;  // bit q: rank q took part (cleared when it was lost before)
 
   // Rows. rank_major: i = 0..N-1, by source, then token. expert_major: row i of the packed tensor,
   // i = 0..num_rows-1 with alignment padding counted.

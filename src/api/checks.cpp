@@ -152,7 +152,8 @@ void check_combine(const CombineArgs& args, const HandleState& h) {
     }
   };
   check(args.out, "out", h.routed->send.num_tokens);
-  if (args.y.data != nullptr) check(args.y, "y", h.output.num_rows);
+  const bool given = args.y.data != nullptr || args.y.num_rows != 0;
+  if (given) check(args.y, "y", h.output.num_rows);
 }
 
 }  // namespace ubep

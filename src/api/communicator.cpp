@@ -304,6 +304,7 @@ Status Communicator::combine(Handle& handle, const CombineArgs& args) {
   Impl& impl = open();
   const auto until = impl.deadline();
   HandleState& h = *handle.state_;
+  impl.check_ours(h);
   Status dispatched;  // a dispatch that is still pending is waited for, and its loss reported
   if (h.kind == OpKind::dispatch && Impl::state_of(h).code == Code::not_ready) {
     dispatched = impl.finish(h, until);
@@ -317,6 +318,10 @@ Status Communicator::combine(Handle& handle, const CombineArgs& args) {
 
 int Communicator::step(int lane, int lanes) {
   Impl& impl = open();
+  if (lane < 0 || lane >= lanes) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("lane is {}, expected 0..lanes - 1 = {}", lane, lanes - 1));
+  }
   const int done = impl.engine->step(lane, lanes);
   if (lane == 0) {
     impl.idle_steps = done > 0 ? 0 : impl.idle_steps + 1;
@@ -329,7 +334,7 @@ int Communicator::step(int lane, int lanes) {
 }
 
 Status Communicator::poll(const Handle& handle) const {
-  (void)open();
+  open().check_ours(*handle.state_);
   if (handle.state_->kind == OpKind::none) {
     throw Error(ErrorCode::misuse, "the handle has no operation");
   }
@@ -341,6 +346,7 @@ Status Communicator::wait(Handle& handle) { return wait(handle, open().deadline(
 Status Communicator::wait(Handle& handle, Clock::time_point deadline) {
   Impl& impl = open();
   const HandleState& h = *handle.state_;
+  impl.check_ours(h);
   if (h.kind == OpKind::none) throw Error(ErrorCode::misuse, "the handle has no operation");
   return impl.finish(h, deadline);
 }

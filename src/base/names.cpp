@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -62,6 +63,11 @@ std::string Status::message() const {
       return fmt::format("peer_lost: {}: rank {} is gone: {} (lost ranks: {})", where(*this), peer,
                          what, rank_list(missing));
     case Code::mismatch:
+      if (std::strcmp(what, "operation kind") == 0) {
+        return fmt::format("mismatch: {}: the operation is a {} on rank {} and a {} on rank {}",
+                           where(*this), name(static_cast<OpKind>(expected)), rank,
+                           name(static_cast<OpKind>(seen)), peer);
+      }
       return fmt::format("mismatch: {}: {} is {} on rank {} and {} on rank {}", where(*this), what,
                          expected, rank, seen, peer);
     case Code::corrupt:

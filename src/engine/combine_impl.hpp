@@ -23,6 +23,7 @@ Status EngineImpl<F>::start_combine(HandleState& h, const CombineArgs& args) {
   const SendPlan& plan = h.routed->send;
   op.line = next_line(h, OpKind::combine);
   h.kind = OpKind::combine;
+  slot_of(h).combining = true;
   h.state.store_release(HandleState::pending);  // publishes: nothing; this thread starts it
   h.valid.assign(plan.num_tokens, 1);
   op.waiting = plan.owners;
@@ -148,8 +149,7 @@ int EngineImpl<F>::advance_combine(Op& op) {
     // publishes: all my reads of this epoch are over, to next_slot() of every peer; without the
     // order they would overwrite rows that are still being summed.
     fabric_.store_flag(own().done(h.slot), h.epoch);
-    h.leased = false;
-    slot_of(h).leased = false;
+    h.leased = slot_of(h).leased = slot_of(h).combining = false;
     finish(op);
     ++done;
   }

@@ -17,6 +17,10 @@ Status EngineImpl<F>::next_slot(bool uses_input, std::uint64_t& epoch) const {
     status.what = "input() reserved the next dispatch for its buffer";
     return status;
   }
+  if (slots_[static_cast<std::size_t>(slot)].combining) {
+    status.what = "the combine of the slot's lease is pending";
+    return status;
+  }
   if (slots_[static_cast<std::size_t>(slot)].leased) {
     status.code = Code::slot_busy;
     status.what = "the slot is leased: combine or release an earlier dispatch first";
@@ -148,6 +152,7 @@ void EngineImpl<F>::begin_dispatch(const ConstRows& x, HandleState& h, bool cach
   h.sources = 0;
   h.state.store_release(HandleState::pending);  // publishes: nothing; this thread starts it
   slot_of(h).leased = true;
+  slot_of(h).combining = false;
   bind_areas(h);
 
   Op& op = free_op();
@@ -234,7 +239,8 @@ int EngineImpl<F>::advance_dispatch(Op& op) {
     ++done;
   }
   if (!failed_.ok()) return done;
-  if (op.waiting == 0 && !op.placed) {
+  const bool may_replace_plan = !op.cached || op.absent == 0 || op.receive.idle();
+  if (op.waiting == 0 && !op.placed && may_replace_plan) {
     place_rows(op);
     op.placed = true;
     ++done;
@@ -347,8 +353,11 @@ void EngineImpl<F>::source_arrived(Op& op, int q) {
 template <Fabric F>
 void EngineImpl<F>::place_rows(Op& op) {
   HandleState& h = *op.handle;
+  // A repeated plan without the rows of those who are gone is a plan of its own.
+  const bool new_plan = !op.cached || op.absent != 0;
+  if (new_plan && op.cached) h.routed = std::make_shared<Routed>(*h.routed);
   Routed& routed = *h.routed;
-  if (!op.cached) {
+  if (new_plan) {
     for (int q = 0; q < config_.size; ++q) {
       if ((op.absent & bit(q)) == 0) continue;
       SourceRows& source = routed.receive.sources[static_cast<std::size_t>(q)];

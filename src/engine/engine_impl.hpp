@@ -403,7 +403,7 @@ void EngineImpl<F>::release(HandleState& handle) {
   const bool outputs_published = handle.kind == OpKind::combine;
   if (!failed_.ok()) {  // peers treat this rank as dead: it says nothing more
     if (op != nullptr) (void)retire(*op, failed_);
-    handle.leased = slot_of(handle).leased = false;
+    handle.leased = slot_of(handle).leased = slot_of(handle).combining = false;
     return;
   }
   if (op != nullptr) {
@@ -427,8 +427,7 @@ void EngineImpl<F>::release(HandleState& handle) {
   // publishes: all my reads of this epoch are over, to next_slot() of every peer; without it they
   // would overwrite rows that are still being read, or wait for ever.
   fabric_.store_flag(own().done(handle.slot), handle.epoch);
-  handle.leased = false;
-  slot_of(handle).leased = false;
+  handle.leased = slot_of(handle).leased = slot_of(handle).combining = false;
 }
 
 template <Fabric F>

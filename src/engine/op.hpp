@@ -56,9 +56,10 @@ struct Op {
 
 struct Slot {
   bool leased = false;
-  PrivateRows x;     // far: what input() hands out
-  PrivateRows rows;  // pull: received rows; owner weighting: own sums
-  PrivateRows y;     // outputs that do not lie in the segment
+  bool combining = false;  // the lease ends by itself once peers have done their part
+  PrivateRows x;           // far: what input() hands out
+  PrivateRows rows;        // pull: received rows; owner weighting: own sums
+  PrivateRows y;           // outputs that do not lie in the segment
 };
 
 }  // namespace ubep

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/math.hpp"
-#include "conformance/fabric_groups.hpp"
+#include "support/fabric_groups.hpp"
 #include "memory/copy.hpp"
 #include "support/random.hpp"
 

@@ -195,8 +195,7 @@ TEST(CreationByJobTest, ProcessesMeetByEnvironment) {
     setenv("UBEP_RANK", std::to_string(bootstrap.rank).c_str(), 1);
     setenv("UBEP_WORLD_SIZE", "2", 1);
     setenv("UBEP_JOB", job.c_str(), 1);
-    Communicator comm =
-        Communicator::create(Bootstrap::from_environment(), options_for(problem));
+    Communicator comm = Communicator::create(Bootstrap::from_environment(), options_for(problem));
     Worker worker(problem, comm.rank());
     EXPECT_EQ(comm.rank(), bootstrap.rank);
     EXPECT_EQ(worker.round(comm), "");

@@ -25,8 +25,8 @@ constexpr int kKilled = 128 + SIGKILL;
 struct SurvivorReport {
   int losses = 0;
   int rounds = 0;
-  std::uint64_t lost = 0;           // union of what was reported
-  std::uint64_t sources[64] = {};   // of the latest rounds
+  std::uint64_t lost = 0;          // union of what was reported
+  std::uint64_t sources[64] = {};  // of the latest rounds
 };
 
 struct Scene {
@@ -41,19 +41,24 @@ Scene make_scene(std::uint64_t seed, int victims) {
   Random random(seed);
   Scene scene;
   const int ranks = random.between(victims + 1, 5);
-  scene.problem = make_problem({.ranks = ranks,
-                                .experts_per_rank = random.between(1, 3),
-                                .tokens = random.between(1, 12),
-                                .hidden = random.between(1, 200),
-                                .topk = random.between(1, 3),
-                                .layout = random.one_in(2) ? Layout::rank_major
-                                                           : Layout::expert_major,
-                                .seed = seed});
+  scene.problem =
+      make_problem({.ranks = ranks,
+                    .experts_per_rank = random.between(1, 3),
+                    .tokens = random.between(1, 12),
+                    .hidden = random.between(1, 200),
+                    .topk = random.between(1, 3),
+                    .layout = random.one_in(2) ? Layout::rank_major : Layout::expert_major,
+                    .seed = seed});
   scene.options = options_for(scene.problem);
   scene.options.slots = random.between(1, 3);
   scene.options.store = random.one_in(2) ? Store::near : Store::far;
   const bool rank_major = scene.problem.layout == Layout::rank_major;
   scene.dispatch.path = rank_major && random.one_in(2) ? Path::read : Path::pull;
+  if (rank_major && random.one_in(3)) {
+    scene.dispatch.weighting = Weighting::owner;
+  } else {
+    scene.dispatch.in_place = scene.dispatch.path == Path::pull && random.one_in(3);
+  }
   while (__builtin_popcountll(scene.victims) < victims) {
     scene.victims |= std::uint64_t{1} << random.below(ranks);
   }

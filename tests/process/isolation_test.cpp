@@ -92,8 +92,8 @@ class SeveralTest : public testing::TestWithParam<RankKind> {};
 // Different jobs in the same processes, started in different orders.
 TEST_P(SeveralTest, CommunicatorsAreIndependent) {
   const Problem a = make_problem({.ranks = 2, .seed = 1});
-  const Problem b = make_problem({.ranks = 2, .hidden = 70, .layout = Layout::expert_major,
-                                  .seed = 2});
+  const Problem b =
+      make_problem({.ranks = 2, .hidden = 70, .layout = Layout::expert_major, .seed = 2});
   const ThreadGroup second_group(2);
   run_ranks(GetParam(), 2, [&](const Bootstrap& bootstrap) {
     Bootstrap other = second_group.bootstrap(bootstrap.rank);
@@ -160,23 +160,22 @@ bool throws_misuse(const char* what, const std::function<void()>& call) {
 int use_in_child(Communicator& comm, Worker& worker) {
   alarm(10);
   Rows x;
-  const bool all =
-      throws_misuse("dispatch", [&] { (void)worker.dispatch(comm); }) &&
-      throws_misuse("start_dispatch", [&] { (void)worker.start_dispatch(comm); }) &&
-      throws_misuse("combine", [&] { (void)comm.combine(worker.handle, {}); }) &&
-      throws_misuse("step", [&] { (void)comm.step(); }) &&
-      throws_misuse("poll", [&] { (void)comm.poll(worker.handle); }) &&
-      throws_misuse("wait", [&] { (void)comm.wait(worker.handle); }) &&
-      throws_misuse("release", [&] { comm.release(worker.handle); }) &&
-      throws_misuse("input", [&] { (void)comm.input(1, 1, DType::bf16, x); });
+  const bool all = throws_misuse("dispatch", [&] { (void)worker.dispatch(comm); }) &&
+                   throws_misuse("start_dispatch", [&] { (void)worker.start_dispatch(comm); }) &&
+                   throws_misuse("combine", [&] { (void)comm.combine(worker.handle, {}); }) &&
+                   throws_misuse("step", [&] { (void)comm.step(); }) &&
+                   throws_misuse("poll", [&] { (void)comm.poll(worker.handle); }) &&
+                   throws_misuse("wait", [&] { (void)comm.wait(worker.handle); }) &&
+                   throws_misuse("release", [&] { comm.release(worker.handle); }) &&
+                   throws_misuse("input", [&] { (void)comm.input(1, 1, DType::bf16, x); });
   return all ? 0 : 1;
 }
 
 TEST(ForkedChildTest, CallsThrowAndTheParentGoesOn) {
   const Problem problem = make_problem({.ranks = 2});
   run_ranks(RankKind::processes, 2, [&](const Bootstrap& bootstrap) {
-    auto comm = std::make_unique<Communicator>(
-        Communicator::create(bootstrap, options_for(problem)));
+    auto comm =
+        std::make_unique<Communicator>(Communicator::create(bootstrap, options_for(problem)));
     auto worker = std::make_unique<Worker>(problem, bootstrap.rank);
     ASSERT_EQ(worker->round(*comm), "");
     ASSERT_TRUE(worker->dispatch(*comm).ok());

@@ -156,8 +156,8 @@ TEST_P(LeaveTest, AMovedCommunicatorAndHandleGoOn) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, LeaveTest,
-                         testing::Values(RankKind::threads, RankKind::processes), KindName());
+INSTANTIATE_TEST_SUITE_P(Kinds, LeaveTest, testing::Values(RankKind::threads, RankKind::processes),
+                         KindName());
 
 // exit() without close(): nobody said goodbye, so it is a death.
 TEST(ExitTest, WithoutCloseIsDeath) {

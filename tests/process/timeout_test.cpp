@@ -1,5 +1,7 @@
 // Waits are bounded and say who is awaited; what is not ready can be tried again.
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <string>
@@ -200,6 +202,32 @@ TEST_P(TimeoutTest, AMissingCreditIsNotReady) {
     }
     EXPECT_EQ(worker.round(comm), "");
     EXPECT_EQ(worker.handle.epoch(), 2U);
+  });
+}
+
+// A stopped process is awaited, not given up, and goes on where it was.
+TEST(StoppedPeerTest, IsATimeoutAndNotADeath) {
+  const Problem problem = make_problem({.ranks = 2});
+  const SharedArray<pid_t> stopped(1);
+  run_ranks(RankKind::processes, 2, [&](const Bootstrap& bootstrap) {
+    Communicator comm = Communicator::create(bootstrap, impatient(problem));
+    Worker worker(problem, bootstrap.rank);
+    if (bootstrap.rank == 1) {
+      stopped[0] = getpid();
+      raise(SIGSTOP);
+      ASSERT_TRUE(worker.start_dispatch(comm).ok());
+    } else {
+      const Status status = worker.dispatch(comm);
+      EXPECT_EQ(status.code, Code::timeout) << status.message();
+      EXPECT_EQ(status.missing, 0b10U) << status.message();
+      ASSERT_NE(stopped[0], 0);
+      kill(stopped[0], SIGCONT);
+    }
+    ASSERT_TRUE(wait_patiently(comm, worker.handle).ok());
+    EXPECT_EQ(worker.received_difference(), "");
+    ASSERT_TRUE(worker.start_combine(comm).ok());
+    ASSERT_TRUE(wait_patiently(comm, worker.handle).ok());
+    EXPECT_EQ(worker.out_difference(), "");
   });
 }
 

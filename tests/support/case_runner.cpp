@@ -99,8 +99,7 @@ std::vector<std::uint64_t> seeds_of_group(int group, int standard) {
     if (group == 0) seeds.push_back(from_environment("UBEP_SEED", 0));
     return seeds;
   }
-  const std::uint64_t count =
-      from_environment("UBEP_SEEDS", static_cast<std::uint64_t>(standard));
+  const std::uint64_t count = from_environment("UBEP_SEEDS", static_cast<std::uint64_t>(standard));
   for (std::uint64_t i = 0; i < count; ++i) {
     seeds.push_back(static_cast<std::uint64_t>(group) * 1'000'000 + i + 1);
   }

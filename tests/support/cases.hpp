@@ -28,12 +28,12 @@ struct LocalChoice {
   DispatchOptions options;
   Drive drive = Drive::call;
   int lanes = 2;
-  bool input = false;    // x is written into input()
-  bool own_y = false;    // y is a tensor of the caller's
-  int x_gap = 0;         // elements between the rows of x, y and out
+  bool input = false;  // x is written into input()
+  bool own_y = false;  // y is a tensor of the caller's
+  int x_gap = 0;       // elements between the rows of x, y and out
   int y_gap = 0;
   int out_gap = 0;
-  int shift = 0;         // elements before the first row of x and out
+  int shift = 0;             // elements before the first row of x and out
   bool finish_late = false;  // other operations are started before this combine is completed
 };
 
@@ -42,8 +42,8 @@ struct Operation {
   Problem problem;
   bool release = false;  // ends by release() instead of combine
   int handle = 0;
-  int cached = -1;       // handle whose routing is used again,
-  int origin = -1;       // and the operation that this handle did last
+  int cached = -1;                          // handle whose routing is used again,
+  int origin = -1;                          // and the operation that this handle did last
   std::vector<LocalChoice> local;           // [ranks]
   std::vector<ExpectedReceived> received;   // [ranks], by expect()
   std::vector<std::vector<std::byte>> out;  // [ranks]

@@ -91,12 +91,12 @@ std::string compare_shape(const Received& got, const Problem& problem) {
   std::string difference = compare_number("hidden", got.hidden, problem.hidden);
   if (difference.empty()) difference = compare_number("topk", got.topk, problem.topk);
   if (difference.empty()) {
-    difference = compare_number("dtype", static_cast<int>(got.dtype),
-                                static_cast<int>(problem.dtype));
+    difference =
+        compare_number("dtype", static_cast<int>(got.dtype), static_cast<int>(problem.dtype));
   }
   if (difference.empty()) {
-    difference = compare_number("layout", static_cast<int>(got.layout),
-                                static_cast<int>(problem.layout));
+    difference =
+        compare_number("layout", static_cast<int>(got.layout), static_cast<int>(problem.layout));
   }
   const std::uint64_t all = ~std::uint64_t{0} >> (64 - problem.ranks.size());
   if (difference.empty()) {
@@ -171,8 +171,7 @@ std::string compare_received(const Received& got, const ExpectedReceived& want,
   });
 }
 
-std::string compare_mapped(const Received& got, const Problem& problem, int rank,
-                           int max_tokens) {
+std::string compare_mapped(const Received& got, const Problem& problem, int rank, int max_tokens) {
   const std::int64_t places = static_cast<std::int64_t>(problem.num_ranks()) * max_tokens;
   const std::int64_t size = places * problem.topk;
   std::string difference = first_of({

@@ -8,7 +8,7 @@ namespace ubep::test {
 
 // Writes one row of `y` per received row (kernel weighting, or expert_major), or per entry of
 // Received::expert_rows (owner weighting). `y` may be the received rows themselves.
-void run_experts(const Received& received, const Problem& problem, int rank,
-                 Weighting weighting, const Rows& y);
+void run_experts(const Received& received, const Problem& problem, int rank, Weighting weighting,
+                 const Rows& y);
 
 }  // namespace ubep::test

@@ -39,8 +39,8 @@ std::vector<std::byte> make_values(DType dtype, std::int64_t count, Random& rand
   std::vector<std::byte> values(index(count) * size_of(dtype));
   for (std::int64_t i = 0; i < count; ++i) {
     const bool special = special_every != 0 && random.one_in(special_every);
-    const Bits bits = special ? special_bits(dtype, random)
-                              : round_to(dtype, random.uniform() * 8 - 4);
+    const Bits bits =
+        special ? special_bits(dtype, random) : round_to(dtype, random.uniform() * 8 - 4);
     store_bits(dtype, bits, values.data() + index(i) * size_of(dtype));
   }
   return values;

@@ -100,8 +100,7 @@ void RankRun::finish_dispatch(int number) {
   if (handle.epoch() != static_cast<std::uint64_t>(number) + 1) {
     fail(number, "epoch: got " + std::to_string(handle.epoch()));
   }
-  std::string difference =
-      compare_received(received, op.received[index(rank_)], op.problem);
+  std::string difference = compare_received(received, op.received[index(rank_)], op.problem);
   if (difference.empty() && local(number).options.mapped_view) {
     difference = compare_mapped(received, op.problem, rank_, case_.options.max_tokens);
   }
@@ -119,8 +118,8 @@ void RankRun::end(int number) {
     return;
   }
   const Rows y = place_y(number);
-  run_experts(handle.received(), operation(number).problem, rank_,
-              local(number).options.weighting, y);
+  run_experts(handle.received(), operation(number).problem, rank_, local(number).options.weighting,
+              y);
   CombineArgs args{.out = place_out(number)};
   if (local(number).own_y) args.y = y;
   if (local(number).drive == Drive::call) {
@@ -185,8 +184,7 @@ ConstRows RankRun::place_x(int number) {
   if (local(number).input) {
     retry(number, "input",
           [&] { return comm_->input(in.tokens, op.problem.hidden, op.problem.dtype, x); });
-    if (x.num_rows != in.tokens || x.hidden != op.problem.hidden ||
-        x.dtype != op.problem.dtype) {
+    if (x.num_rows != in.tokens || x.hidden != op.problem.hidden || x.dtype != op.problem.dtype) {
       fail(number, "input(): another shape than asked for");
     }
   } else {
@@ -213,8 +211,7 @@ Rows RankRun::place_y(int number) {
   const Received& received = handle_of(number).received();
   const LocalChoice& choice = local(number);
   const bool owner = choice.options.weighting == Weighting::owner;
-  const std::int64_t num_rows =
-      owner ? std::ssize(received.expert_rows) : received.num_rows;
+  const std::int64_t num_rows = owner ? std::ssize(received.expert_rows) : received.num_rows;
   if (choice.own_y) {
     const Tensor tensor{num_rows, operation(number).problem, choice.y_gap, 0};
     return tensor.in(buffers_[index(number)].y);

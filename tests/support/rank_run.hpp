@@ -62,11 +62,11 @@ class RankRun {
   int rank_;
   bool delays_;
   Random random_;
-  std::vector<Stage> stages_;      // [operations]
-  std::vector<Buffers> buffers_;   // [operations]
-  std::vector<Hash> hashes_;       // [operations]
-  std::vector<int> latest_;        // [handles] operation that used it last, -1 = none
-  std::vector<Handle> handles_;    // outlive the communicator or not, as delays_ has it
+  std::vector<Stage> stages_;     // [operations]
+  std::vector<Buffers> buffers_;  // [operations]
+  std::vector<Hash> hashes_;      // [operations]
+  std::vector<int> latest_;       // [handles] operation that used it last, -1 = none
+  std::vector<Handle> handles_;   // outlive the communicator or not, as delays_ has it
   std::optional<Communicator> comm_;
 };
 

@@ -22,7 +22,8 @@ enum class RankKind { threads, processes };
 
 const char* name(RankKind kind);
 
-inline void PrintTo(RankKind kind, std::ostream* out) {  // NOLINT(readability-identifier-naming): gtest
+inline void PrintTo(RankKind kind,
+                    std::ostream* out) {  // NOLINT(readability-identifier-naming): gtest
   *out << name(kind);
 }
 
@@ -49,8 +50,8 @@ template <class T>
 class SharedArray {
  public:
   explicit SharedArray(std::size_t size) : size_(size) {
-    void* memory = mmap(nullptr, size * sizeof(T), PROT_READ | PROT_WRITE,
-                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    void* memory =
+        mmap(nullptr, size * sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
     data_ = static_cast<T*>(memory);
     for (std::size_t i = 0; i < size; ++i) new (data_ + i) T();

@@ -27,9 +27,9 @@ enum class ExpertFunction : std::uint8_t {
 // One rank's tokens and the gate's decision for them.
 struct RankInput {
   std::int64_t tokens = 0;
-  std::vector<std::byte> x;             // dense [tokens, hidden]
-  std::vector<std::int32_t> topk_idx;   // [tokens, topk] global ids, -1 = none
-  std::vector<float> topk_weights;      // [tokens, topk]
+  std::vector<std::byte> x;            // dense [tokens, hidden]
+  std::vector<std::int32_t> topk_idx;  // [tokens, topk] global ids, -1 = none
+  std::vector<float> topk_weights;     // [tokens, topk]
 };
 
 struct Problem {

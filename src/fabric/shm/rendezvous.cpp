@@ -15,6 +15,7 @@
 namespace ubep {
 namespace {
 
+constexpr auto kLinger = std::chrono::seconds(1);   // of rank 0, for ranks to be told of an error
 constexpr std::uint64_t kMagic = 0x31'50'45'42'55;  // "UBEP1"
 
 struct Hello {
@@ -65,15 +66,16 @@ class Host {
       : request_(request), own_(std::move(own)), peers_(static_cast<std::size_t>(request.size)) {}
 
   Segments run(ProbeResult& probe) {
-    try {
-      Socket listener = Socket::listen(socket_name(request_), request_.size + 8);
-      while (missing().size() > 0) accept_one(listener);
-      hand_out();
-    } catch (const Error& error) {
-      refuse_all(error.what());
-      throw;
-    }
-    // The listener is closed: the next set-up under this name cannot meet this one.
+    {
+      const Socket listener = Socket::listen(socket_name(request_), request_.size + 8);
+      try {
+        while (!missing().empty()) accept_one(listener, request_.deadline);
+        hand_out();
+      } catch (const Error& error) {
+        refuse_all(listener, error.what());
+        throw;
+      }
+    }  // closed: the next set-up under this name cannot meet this one
     Segments segments = attach_all();
     probe.one_way_ns = probe_all(segments);
     return segments;
@@ -102,8 +104,8 @@ class Host {
     return ranks;
   }
 
-  void accept_one(const Socket& listener) {
-    Socket socket = listener.accept(request_.deadline);
+  void accept_one(const Socket& listener, Deadline deadline) {
+    Socket socket = listener.accept(deadline);
     if (!socket.valid()) {
       fail(fmt::format("rank 0: timeout: rank {} did not arrive for job '{}' of {} ranks",
                        rank_list(missing()), request_.job, request_.size));
@@ -111,7 +113,7 @@ class Host {
     if (!socket.same_user()) return;  // not ours to answer
     Hello hello = {};
     std::vector<int> fds;
-    const long got = socket.receive(&hello, sizeof(hello), fds, request_.deadline);
+    const long got = socket.receive(&hello, sizeof(hello), fds, deadline);
     if (got != sizeof(hello) || fds.size() != 1 || hello.magic != kMagic) {
       for (int fd : fds) ::close(fd);
       return;  // connected and left, or something else that knows the name
@@ -122,8 +124,8 @@ class Host {
   void admit(const Hello& hello, Socket socket, int fd) {
     const std::string complaint = complaint_about(hello);
     if (!complaint.empty()) {
-      send_refusal(socket, complaint);
       ::close(fd);
+      refused_.push_back(std::move(socket));
       fail(complaint);
     }
     Peer& peer = peers_[static_cast<std::size_t>(hello.rank)];
@@ -163,10 +165,19 @@ class Host {
     (void)socket.send(&order, sizeof(order));  // it may be gone: it learns it by the closed socket
   }
 
-  void refuse_all(const char* text) const {
+  // Tells everyone what went wrong, those too that are only just arriving.
+  void refuse_all(const Socket& listener, const char* text) {
+    const Deadline soon = std::min(request_.deadline, std::chrono::steady_clock::now() + kLinger);
+    while (missing().size() > refused_.size() && std::chrono::steady_clock::now() < soon) {
+      try {
+        accept_one(listener, soon);
+      } catch (const Error&) {  // one complaint is enough: the first
+      }
+    }
     for (const Peer& peer : peers_) {
       if (peer.socket.valid()) send_refusal(peer.socket, text);
     }
+    for (const Socket& socket : refused_) send_refusal(socket, text);
   }
 
   // Every rank gets the descriptors of all others, in rank order.
@@ -230,6 +241,7 @@ class Host {
   const JoinRequest& request_;
   std::shared_ptr<Segment> own_;
   std::vector<Peer> peers_;
+  std::vector<Socket> refused_;
 };
 
 // Closes what is still in the list.
@@ -356,6 +368,11 @@ std::string ThreadRendezvous::find_difference() const {
 }
 
 Segments ThreadRendezvous::join(const JoinRequest& request, std::shared_ptr<Segment> own) {
+  if (static_cast<std::size_t>(request.size) != waiting_.size()) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("size is {}, expected {} as in the ThreadGroup", request.size,
+                            waiting_.size()));
+  }
   std::unique_lock lock(mutex_);
   const auto rank = static_cast<std::size_t>(request.rank);
   if (waiting_[rank] != nullptr) fail(fmt::format("rank {} joined twice", request.rank));

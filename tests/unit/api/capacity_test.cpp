@@ -103,8 +103,7 @@ TEST(CapacityTest, PlanIsWhatCreationReserves) {
     EXPECT_GT(plan.shared_bytes, 0U);
     CommunicatorOptions twice = options;
     twice.max_tokens *= 64;
-    EXPECT_GT(Communicator::plan_memory(twice, bootstrap.rank, 2).shared_bytes,
-              plan.shared_bytes);
+    EXPECT_GT(Communicator::plan_memory(twice, bootstrap.rank, 2).shared_bytes, plan.shared_bytes);
   });
 }
 

@@ -77,46 +77,55 @@ TEST_P(OptionsMisuseTest, Throws) {
   GetParam().change(options, bootstrap);
   expect_error(ErrorCode::invalid_argument, GetParam().parts,
                [&] { Communicator::create(bootstrap, options); });
-  expect_error(ErrorCode::invalid_argument, GetParam().parts, [&] {
-    (void)Communicator::plan_memory(options, bootstrap.rank, bootstrap.size);
-  });
+  expect_error(ErrorCode::invalid_argument, GetParam().parts,
+               [&] { (void)Communicator::plan_memory(options, bootstrap.rank, bootstrap.size); });
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Options, OptionsMisuseTest,
     testing::Values(
-        BadOptions{{"NoExperts"}, {"num_experts", "0", "1..65535"},
+        BadOptions{{"NoExperts"},
+                   {"num_experts", "0", "1..65535"},
                    [](auto& o, auto&) { o.num_experts = 0; }},
-        BadOptions{{"TooManyExperts"}, {"num_experts", "65536", "65535"},
+        BadOptions{{"TooManyExperts"},
+                   {"num_experts", "65536", "65535"},
                    [](auto& o, auto&) { o.num_experts = 65536; }},
-        BadOptions{{"MapTooShort"}, {"expert_rank", "3", "4"},
-                   [](auto& o, auto&) { o.expert_rank = {0, 0, 0}; }},
-        BadOptions{{"MapNamesNoRank"}, {"expert_rank", "[2]", "1", "0..0"},
-                   [](auto& o, auto&) { o.expert_rank = {0, 0, 1, 0}; }},
-        BadOptions{{"MapNegative"}, {"expert_rank", "[3]", "-1", "0..0"},
-                   [](auto& o, auto&) { o.expert_rank = {0, 0, 0, -1}; }},
-        BadOptions{{"NegativeTokens"}, {"max_tokens", "-1", "0"},
+        BadOptions{{"MapTooShort"},
+                   {"expert_rank", "3", "4"},
+                   [](auto& o, auto&) {
+                     o.expert_rank = {0, 0, 0};
+                   }},
+        BadOptions{{"MapNamesNoRank"},
+                   {"expert_rank", "[2]", "1", "0..0"},
+                   [](auto& o, auto&) {
+                     o.expert_rank = {0, 0, 1, 0};
+                   }},
+        BadOptions{{"MapNegative"},
+                   {"expert_rank", "[3]", "-1", "0..0"},
+                   [](auto& o, auto&) {
+                     o.expert_rank = {0, 0, 0, -1};
+                   }},
+        BadOptions{{"NegativeTokens"},
+                   {"max_tokens", "-1", "0"},
                    [](auto& o, auto&) { o.max_tokens = -1; }},
-        BadOptions{{"NoHidden"}, {"max_hidden", "0", "1"},
-                   [](auto& o, auto&) { o.max_hidden = 0; }},
-        BadOptions{{"NoTopk"}, {"max_topk", "0", "1..64"},
-                   [](auto& o, auto&) { o.max_topk = 0; }},
-        BadOptions{{"TopkTooLarge"}, {"max_topk", "65", "1..64"},
-                   [](auto& o, auto&) { o.max_topk = 65; }},
+        BadOptions{
+            {"NoHidden"}, {"max_hidden", "0", "1"}, [](auto& o, auto&) { o.max_hidden = 0; }},
+        BadOptions{{"NoTopk"}, {"max_topk", "0", "1..64"}, [](auto& o, auto&) { o.max_topk = 0; }},
+        BadOptions{
+            {"TopkTooLarge"}, {"max_topk", "65", "1..64"}, [](auto& o, auto&) { o.max_topk = 65; }},
         BadOptions{{"NoSlots"}, {"slots", "0", "1..16"}, [](auto& o, auto&) { o.slots = 0; }},
-        BadOptions{{"TooManySlots"}, {"slots", "17", "1..16"},
-                   [](auto& o, auto&) { o.slots = 17; }},
-        BadOptions{{"UnknownDtype"}, {"max_dtype", "9"},
+        BadOptions{
+            {"TooManySlots"}, {"slots", "17", "1..16"}, [](auto& o, auto&) { o.slots = 17; }},
+        BadOptions{{"UnknownDtype"},
+                   {"max_dtype", "9"},
                    [](auto& o, auto&) { o.max_dtype = static_cast<DType>(9); }},
-        BadOptions{{"UnknownStore"}, {"store", "9"},
+        BadOptions{{"UnknownStore"},
+                   {"store", "9"},
                    [](auto& o, auto&) { o.store = static_cast<Store>(9); }},
-        BadOptions{{"RankTooLarge"}, {"rank", "1", "0..0"},
-                   [](auto&, auto& b) { b.rank = 1; }},
-        BadOptions{{"RankNegative"}, {"rank", "-1", "0..0"},
-                   [](auto&, auto& b) { b.rank = -1; }},
+        BadOptions{{"RankTooLarge"}, {"rank", "1", "0..0"}, [](auto&, auto& b) { b.rank = 1; }},
+        BadOptions{{"RankNegative"}, {"rank", "-1", "0..0"}, [](auto&, auto& b) { b.rank = -1; }},
         BadOptions{{"NoRanks"}, {"size", "0", "1..64"}, [](auto&, auto& b) { b.size = 0; }},
-        BadOptions{{"TooManyRanks"}, {"size", "65", "1..64"},
-                   [](auto&, auto& b) { b.size = 65; }}),
+        BadOptions{{"TooManyRanks"}, {"size", "65", "1..64"}, [](auto&, auto& b) { b.size = 65; }}),
     CaseName());
 
 TEST(BootstrapMisuseTest, NegativeTimeout) {
@@ -139,9 +148,8 @@ TEST(BootstrapMisuseTest, SizesOutsideTheRange) {
   for (const int size : {0, 65}) {
     const Parts parts{"size", std::to_string(size), "1..64"};
     expect_error(ErrorCode::invalid_argument, parts, [&] { ThreadGroup group(size); });
-    expect_error(ErrorCode::invalid_argument, parts, [&] {
-      (void)fork_ranks(size, [](const Bootstrap&) { return 0; });
-    });
+    expect_error(ErrorCode::invalid_argument, parts,
+                 [&] { (void)fork_ranks(size, [](const Bootstrap&) { return 0; }); });
   }
 }
 
@@ -171,9 +179,8 @@ TEST_P(DispatchMisuseTest, Throws) {
   expect_error(ErrorCode::invalid_argument, GetParam().parts, [&] {
     (void)alone.comm.start_dispatch(input.x, input.routing, input.options, handle);
   });
-  expect_error(ErrorCode::invalid_argument, GetParam().parts, [&] {
-    (void)alone.comm.dispatch(input.x, input.routing, input.options, handle);
-  });
+  expect_error(ErrorCode::invalid_argument, GetParam().parts,
+               [&] { (void)alone.comm.dispatch(input.x, input.routing, input.options, handle); });
   EXPECT_FALSE(handle.holds_lease());
   EXPECT_EQ(alone.worker.round(alone.comm), "");
   EXPECT_EQ(alone.worker.handle.epoch(), 1U);
@@ -182,81 +189,97 @@ TEST_P(DispatchMisuseTest, Throws) {
 INSTANTIATE_TEST_SUITE_P(
     Shapes, DispatchMisuseTest,
     testing::Values(
-        BadDispatch{{"HiddenTooLarge"}, {"hidden", "33", "32"},
+        BadDispatch{{"HiddenTooLarge"},
+                    {"hidden", "33", "32"},
                     [](auto& in) { in.x.hidden = 33; }},  // rows are whole cache lines
         BadDispatch{{"NoHidden"}, {"hidden", "0", "1"}, [](auto& in) { in.x.hidden = 0; }},
-        BadDispatch{{"WideType"}, {"hidden", "24", "fp32", "16"},
+        BadDispatch{{"WideType"},
+                    {"hidden", "24", "fp32", "16"},
                     [](auto& in) { in.x.dtype = DType::fp32; }},
-        BadDispatch{{"UnknownDtype"}, {"dtype", "7"},
-                    [](auto& in) { in.x.dtype = static_cast<DType>(7); }},
-        BadDispatch{{"NegativeTokens"}, {"num_rows", "-1", "0"},
-                    [](auto& in) { in.x.num_rows = -1; }},
-        BadDispatch{{"StrideTooSmall"}, {"stride_bytes", "46", "48"},
+        BadDispatch{
+            {"UnknownDtype"}, {"dtype", "7"}, [](auto& in) { in.x.dtype = static_cast<DType>(7); }},
+        BadDispatch{
+            {"NegativeTokens"}, {"num_rows", "-1", "0"}, [](auto& in) { in.x.num_rows = -1; }},
+        BadDispatch{{"StrideTooSmall"},
+                    {"stride_bytes", "46", "48"},
                     [](auto& in) { in.x.stride_bytes = 46; }},
-        BadDispatch{{"StrideNegative"}, {"stride_bytes", "-64", "48"},
+        BadDispatch{{"StrideNegative"},
+                    {"stride_bytes", "-64", "48"},
                     [](auto& in) { in.x.stride_bytes = -64; }},
         BadDispatch{{"NoData"}, {"x.data", "null", "4"}, [](auto& in) { in.x.data = nullptr; }},
         BadDispatch{{"NoTopk"}, {"topk", "0", "1..3"}, [](auto& in) { in.routing.topk = 0; }},
-        BadDispatch{{"TopkTooLarge"}, {"topk", "4", "1..3"},
-                    [](auto& in) { in.routing.topk = 4; }},
-        BadDispatch{{"IndicesTooFew"}, {"topk_idx", "7", "8"},
+        BadDispatch{{"TopkTooLarge"}, {"topk", "4", "1..3"}, [](auto& in) { in.routing.topk = 4; }},
+        BadDispatch{{"IndicesTooFew"},
+                    {"topk_idx", "7", "8"},
                     [](auto& in) { in.routing.topk_idx = in.routing.topk_idx.first(7); }},
-        BadDispatch{{"WeightsTooFew"}, {"topk_weights", "7", "8"},
+        BadDispatch{{"WeightsTooFew"},
+                    {"topk_weights", "7", "8"},
                     [](auto& in) { in.routing.topk_weights = in.routing.topk_weights.first(7); }},
-        BadDispatch{{"ExpertTooLarge"}, {"topk_idx", "[2][1]", "4", "3"},
+        BadDispatch{{"ExpertTooLarge"},
+                    {"topk_idx", "[2][1]", "4", "3"},
                     [](auto& in) { in.topk_idx[5] = 4; }},
-        BadDispatch{{"ExpertTooSmall"}, {"topk_idx", "[3][0]", "-2", "-1"},
+        BadDispatch{{"ExpertTooSmall"},
+                    {"topk_idx", "[3][0]", "-2", "-1"},
                     [](auto& in) { in.topk_idx[6] = -2; }}),
     CaseName());
 
 INSTANTIATE_TEST_SUITE_P(
     Options, DispatchMisuseTest,
     testing::Values(
-        BadDispatch{{"ReadOfExpertMajor"}, {"path", "read", "pull", "expert_major"},
-                    [](auto& in) {
-                      in.options = {.layout = Layout::expert_major, .path = Path::read};
-                    }},
-        BadDispatch{{"Topk1OnRead"}, {"topk1", "pull"},
+        BadDispatch{
+            {"ReadOfExpertMajor"},
+            {"path", "read", "pull", "expert_major"},
+            [](auto& in) { in.options = {.layout = Layout::expert_major, .path = Path::read}; }},
+        BadDispatch{{"Topk1OnRead"},
+                    {"topk1", "pull"},
                     [](auto& in) { in.options = {.path = Path::read, .topk1 = true}; }},
-        BadDispatch{{"Topk1OfExpertMajor"}, {"topk1", "rank_major"},
-                    [](auto& in) {
-                      in.options = {.layout = Layout::expert_major, .topk1 = true};
-                    }},
-        BadDispatch{{"InPlaceOnRead"}, {"in_place", "pull"},
+        BadDispatch{{"Topk1OfExpertMajor"},
+                    {"topk1", "rank_major"},
+                    [](auto& in) { in.options = {.layout = Layout::expert_major, .topk1 = true}; }},
+        BadDispatch{{"InPlaceOnRead"},
+                    {"in_place", "pull"},
                     [](auto& in) { in.options = {.path = Path::read, .in_place = true}; }},
-        BadDispatch{{"InPlaceByOwner"}, {"in_place", "weighting"},
+        BadDispatch{{"InPlaceByOwner"},
+                    {"in_place", "weighting"},
                     [](auto& in) {
-                      in.options = {.path = Path::pull, .weighting = Weighting::owner,
-                                    .in_place = true};
+                      in.options = {
+                          .path = Path::pull, .weighting = Weighting::owner, .in_place = true};
                     }},
-        BadDispatch{{"ContiguousOnRead"}, {"contiguous", "pull"},
+        BadDispatch{{"ContiguousOnRead"},
+                    {"contiguous", "pull"},
                     [](auto& in) { in.options = {.path = Path::read, .contiguous = true}; }},
-        BadDispatch{{"ContiguousOfExpertMajor"}, {"contiguous", "rank_major"},
-                    [](auto& in) {
-                      in.options = {.layout = Layout::expert_major, .contiguous = true};
-                    }},
-        BadDispatch{{"MappedViewOnPull"}, {"mapped_view", "read"},
+        BadDispatch{
+            {"ContiguousOfExpertMajor"},
+            {"contiguous", "rank_major"},
+            [](auto& in) { in.options = {.layout = Layout::expert_major, .contiguous = true}; }},
+        BadDispatch{{"MappedViewOnPull"},
+                    {"mapped_view", "read"},
                     [](auto& in) { in.options = {.path = Path::pull, .mapped_view = true}; }},
-        BadDispatch{{"OwnerOfExpertMajor"}, {"weighting", "rank_major"},
+        BadDispatch{{"OwnerOfExpertMajor"},
+                    {"weighting", "rank_major"},
                     [](auto& in) {
-                      in.options = {.layout = Layout::expert_major,
-                                    .weighting = Weighting::owner};
+                      in.options = {.layout = Layout::expert_major, .weighting = Weighting::owner};
                     }},
-        BadDispatch{{"ExactOfRankMajor"}, {"reduction", "exact", "expert_major"},
+        BadDispatch{{"ExactOfRankMajor"},
+                    {"reduction", "exact", "expert_major"},
                     [](auto& in) { in.options = {.reduction = Reduction::exact}; }},
-        BadDispatch{{"NoAlignment"}, {"expert_alignment", "0", "1"},
-                    [](auto& in) {
-                      in.options = {.layout = Layout::expert_major, .expert_alignment = 0};
-                    }},
-        BadDispatch{{"NegativeAlignment"}, {"expert_alignment", "-8", "1"},
+        BadDispatch{
+            {"NoAlignment"},
+            {"expert_alignment", "0", "1"},
+            [](auto& in) { in.options = {.layout = Layout::expert_major, .expert_alignment = 0}; }},
+        BadDispatch{{"NegativeAlignment"},
+                    {"expert_alignment", "-8", "1"},
                     [](auto& in) {
                       in.options = {.layout = Layout::expert_major, .expert_alignment = -8};
                     }},
-        BadDispatch{{"AlignmentOfRankMajor"}, {"expert_alignment", "8", "1"},
+        BadDispatch{{"AlignmentOfRankMajor"},
+                    {"expert_alignment", "8", "1"},
                     [](auto& in) { in.options = {.expert_alignment = 8}; }},
-        BadDispatch{{"UnknownLayout"}, {"layout", "5"},
+        BadDispatch{{"UnknownLayout"},
+                    {"layout", "5"},
                     [](auto& in) { in.options.layout = static_cast<Layout>(5); }},
-        BadDispatch{{"UnknownPath"}, {"path", "5"},
+        BadDispatch{{"UnknownPath"},
+                    {"path", "5"},
                     [](auto& in) { in.options.path = static_cast<Path>(5); }}),
     CaseName());
 
@@ -297,23 +320,29 @@ TEST_P(CombineMisuseTest, Throws) {
 INSTANTIATE_TEST_SUITE_P(
     Shapes, CombineMisuseTest,
     testing::Values(
-        BadCombine{{"TooFewTokens"}, {"out", "num_rows", "3", "4"},
+        BadCombine{{"TooFewTokens"},
+                   {"out", "num_rows", "3", "4"},
                    [](auto& args) { args.out.num_rows = 3; }},
-        BadCombine{{"AnotherHidden"}, {"out", "hidden", "23", "24"},
+        BadCombine{{"AnotherHidden"},
+                   {"out", "hidden", "23", "24"},
                    [](auto& args) { args.out.hidden = 23; }},
-        BadCombine{{"AnotherDtype"}, {"out", "dtype", "fp16", "bf16"},
+        BadCombine{{"AnotherDtype"},
+                   {"out", "dtype", "fp16", "bf16"},
                    [](auto& args) { args.out.dtype = DType::fp16; }},
-        BadCombine{{"StrideTooSmall"}, {"out", "stride_bytes", "47", "48"},
+        BadCombine{{"StrideTooSmall"},
+                   {"out", "stride_bytes", "47", "48"},
                    [](auto& args) { args.out.stride_bytes = 47; }},
-        BadCombine{{"NoOut"}, {"out", "data", "null"},
-                   [](auto& args) { args.out.data = nullptr; }},
-        BadCombine{{"OutputsTooMany"}, {"y", "num_rows", "5", "4"},
+        BadCombine{{"NoOut"}, {"out", "data", "null"}, [](auto& args) { args.out.data = nullptr; }},
+        BadCombine{{"OutputsTooMany"},
+                   {"y", "num_rows", "5", "4"},
                    [](auto& args) { args.y.num_rows = 5; }},
-        BadCombine{{"OutputsHidden"}, {"y", "hidden", "32", "24"},
-                   [](auto& args) { args.y.hidden = 32; }},
-        BadCombine{{"OutputsDtype"}, {"y", "dtype", "fp32", "bf16"},
+        BadCombine{
+            {"OutputsHidden"}, {"y", "hidden", "32", "24"}, [](auto& args) { args.y.hidden = 32; }},
+        BadCombine{{"OutputsDtype"},
+                   {"y", "dtype", "fp32", "bf16"},
                    [](auto& args) { args.y.dtype = DType::fp32; }},
-        BadCombine{{"OutputsWithoutData"}, {"y", "data", "null", "4"},
+        BadCombine{{"OutputsWithoutData"},
+                   {"y", "data", "null", "4"},
                    [](auto& args) { args.y.data = nullptr; }}),
     CaseName());
 
@@ -399,10 +428,9 @@ TEST(StateMisuseTest, AnotherTensorAfterInput) {
   Rows second;
   EXPECT_EQ(alone.comm.input(4, 24, DType::bf16, second).code, Code::slot_busy);
   EXPECT_EQ(alone.worker.start_dispatch(alone.comm).code, Code::slot_busy);
-  ASSERT_TRUE(alone.comm
-                  .dispatch(x, alone.worker.routing(), alone.worker.options(),
-                            alone.worker.handle)
-                  .ok());
+  ASSERT_TRUE(
+      alone.comm.dispatch(x, alone.worker.routing(), alone.worker.options(), alone.worker.handle)
+          .ok());
   EXPECT_TRUE(alone.worker.combine(alone.comm).ok());
   EXPECT_EQ(alone.worker.round(alone.comm), "");
 }
@@ -416,9 +444,7 @@ TEST(StateMisuseTest, AfterClose) {
   const CombineArgs args{.out = {memory.data(), 4, 24, DType::bf16}};
   Handle fresh;
   const std::vector<std::function<void()>> calls{
-      [&] {
-        (void)alone.comm.dispatch(alone.worker.x(), alone.worker.routing(), {}, fresh);
-      },
+      [&] { (void)alone.comm.dispatch(alone.worker.x(), alone.worker.routing(), {}, fresh); },
       [&] { (void)alone.comm.combine(alone.worker.handle, args); },
       [&] { (void)alone.comm.poll(alone.worker.handle); },
       [&] { (void)alone.comm.wait(alone.worker.handle); },

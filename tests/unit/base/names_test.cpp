@@ -66,7 +66,7 @@ TEST(StatusTest, TheHighestRankIsListedToo) {
   status.what = "died";
   status.missing = std::uint64_t{1} << 63 | 1;
   EXPECT_EQ(status.message(),
-            "peer_lost: rank 1: dispatch of epoch 12: rank 63 died (lost ranks: 0,63)");
+            "peer_lost: rank 1: dispatch of epoch 12: rank 63 is gone: died (lost ranks: 0,63)");
 }
 
 TEST(StatusTest, MismatchNamesBothValuesAndRanks) {
@@ -77,6 +77,17 @@ TEST(StatusTest, MismatchNamesBothValuesAndRanks) {
   status.seen = 128;
   EXPECT_EQ(status.message(),
             "mismatch: rank 1: dispatch of epoch 12: hidden is 64 on rank 1 and 128 on rank 2");
+}
+
+TEST(StatusTest, DifferentOperationsAreNamed) {
+  Status status = dispatch_status(Code::mismatch);
+  status.peer = 2;
+  status.what = "operation kind";
+  status.expected = static_cast<std::uint64_t>(OpKind::dispatch);
+  status.seen = static_cast<std::uint64_t>(OpKind::combine);
+  EXPECT_EQ(status.message(),
+            "mismatch: rank 1: dispatch of epoch 12: the operation is a dispatch on rank 1 and a "
+            "combine on rank 2");
 }
 
 TEST(StatusTest, TheOtherCodes) {

@@ -28,7 +28,7 @@ TEST(PrivateRowsTest, NothingNeedsNoMemory) { EXPECT_EQ(PrivateRows(0).data(), n
 
 // Far more than any machine has: only address space.
 TEST(PrivateRowsTest, ReservesWithoutTaking) {
-  constexpr std::size_t kBytes = std::size_t{1} << 40;
+  constexpr std::size_t kBytes = std::size_t{1} << 36;
   const PrivateRows rows(kBytes);
   rows.data()[kBytes - 1] = std::byte{1};
   EXPECT_EQ(rows.data()[kBytes - 1], std::byte{1});

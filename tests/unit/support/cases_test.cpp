@@ -83,8 +83,8 @@ void note_case(const Case& c, std::map<std::string, int>& seen) {
   seen["more than eight ranks"] += c.num_ranks > 8;
   seen["no room for tokens"] += c.options.max_tokens == 0;
   seen["experts not divisible"] += c.options.num_experts % c.num_ranks != 0;
-  seen["idle owner"] += !map.empty() && std::set(map.begin(), map.end()).size() <
-                                            index(c.num_ranks);
+  seen["idle owner"] +=
+      !map.empty() && std::set(map.begin(), map.end()).size() < index(c.num_ranks);
   seen["one slot"] += c.options.slots == 1;
   seen["four slots"] += c.options.slots == 4;
 }
@@ -97,8 +97,8 @@ void note_problem(const Problem& problem, std::map<std::string, int>& seen) {
     for (std::size_t i = 0; i < input.topk_idx.size(); ++i) {
       seen["no expert"] += input.topk_idx[i] < 0;
       const bool same_token = i % index(problem.topk) != 0;
-      seen["repeated expert"] += same_token && input.topk_idx[i] >= 0 &&
-                                 input.topk_idx[i] == input.topk_idx[i - 1];
+      seen["repeated expert"] +=
+          same_token && input.topk_idx[i] >= 0 && input.topk_idx[i] == input.topk_idx[i - 1];
     }
   }
   seen["nobody has tokens"] += tokens == 0;
@@ -107,8 +107,8 @@ void note_problem(const Problem& problem, std::map<std::string, int>& seen) {
   seen[std::string("dtype ") + ubep::name(problem.dtype)] += 1;
   seen["alignment"] += problem.expert_alignment > 1;
   seen["topk1"] += problem.topk1;
-  seen["per_rank expert_major"] += problem.layout == Layout::expert_major &&
-                                   problem.reduction == Reduction::per_rank;
+  seen["per_rank expert_major"] +=
+      problem.layout == Layout::expert_major && problem.reduction == Reduction::per_rank;
 }
 
 void note_local(const LocalChoice& local, std::map<std::string, int>& seen) {
@@ -148,7 +148,8 @@ TEST(CasesTest, VaryingLeavesTheInputsAlone) {
   for (std::size_t i = 0; i < c.operations.size(); ++i) {
     EXPECT_EQ(c.operations[i].problem.ranks[0].x, before.operations[i].problem.ranks[0].x);
     EXPECT_EQ(c.operations[i].local[0].options.layout, before.operations[i].problem.layout);
-    another_way = another_way || c.operations[i].local[0].drive != before.operations[i].local[0].drive;
+    another_way =
+        another_way || c.operations[i].local[0].drive != before.operations[i].local[0].drive;
   }
   EXPECT_TRUE(another_way);
 }

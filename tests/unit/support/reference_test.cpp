@@ -26,10 +26,8 @@ Problem two_ranks(DType dtype = DType::fp32) {
   problem.dtype = dtype;
   problem.hidden = 1;
   problem.topk = 2;
-  problem.ranks.push_back(
-      {2, rows_of(dtype, {1, 2}), {2, 0, -1, 1}, {0.5F, 0.25F, 9.0F, 2.0F}});
-  problem.ranks.push_back(
-      {2, rows_of(dtype, {4, 8}), {0, 1, 1, 1}, {1.0F, 0.5F, 0.125F, 0.25F}});
+  problem.ranks.push_back({2, rows_of(dtype, {1, 2}), {2, 0, -1, 1}, {0.5F, 0.25F, 9.0F, 2.0F}});
+  problem.ranks.push_back({2, rows_of(dtype, {4, 8}), {0, 1, 1, 1}, {1.0F, 0.5F, 0.125F, 0.25F}});
   return problem;
 }
 

@@ -1,4 +1,4 @@
-#include "conformance/fabric_groups.hpp"
+#include "support/fabric_groups.hpp"
 
 #include <chrono>
 #include <thread>

@@ -1,0 +1,273 @@
+// The engine against a peer that is written by hand, word for word: what a damaged or foreign rank
+// may publish is found before it is used, and ends the communicator with a status that says what.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/entry.hpp"
+#include "engine/engine_impl.hpp"
+#include "support/staged_fabric.hpp"
+
+namespace ubep {
+
+extern template class EngineImpl<test::StagedFabric>;
+
+namespace test {
+namespace {
+
+constexpr int kTopk = 2;
+constexpr int kTokens = 3;
+constexpr int kHidden = 8;
+constexpr int kSlot = 1;  // of epoch 1
+
+GroupConfig two_ranks() {
+  GroupConfig config;
+  config.size = 2;
+  config.slots = 2;
+  config.max_tokens = 4;
+  config.max_topk = kTopk;
+  config.max_stride = 64;
+  config.experts = ExpertMap({0, 0, 1, 1}, 2);
+  return config;
+}
+
+// Rank 1, by hand. Everything it sends is right until a test changes it.
+struct ForgedPeer {
+  StagedFabric& fabric;
+  SegmentLayout layout{two_ranks(), 1};
+  OpLine dispatch, combine;
+  std::uint64_t pub = 1;
+  std::uint64_t out = 2;
+  // One token to each of rank 0's experts.
+  std::vector<std::uint32_t> offsets{0, 2, 2};
+  std::vector<Entry> entries{{0, 0, 0, 1.0F}, {1, 1, 1, 1.0F}};
+  std::vector<std::uint32_t> bases{0, 3};  // where rank 0's rows lie: expert 2's, expert 3's
+
+  explicit ForgedPeer(StagedFabric& staged) : fabric(staged) {
+    dispatch.seq = dispatch.epoch = dispatch.origin = 1;
+    dispatch.kind = OpKind::dispatch;
+    dispatch.layout = Layout::expert_major;
+    dispatch.reduction = Reduction::exact;
+    dispatch.hidden = kHidden;
+    dispatch.tokens = 2;
+    dispatch.topk = kTopk;
+    combine = dispatch;
+    combine.seq = 2;
+    combine.kind = OpKind::combine;
+  }
+
+  void write(Range range, const void* bytes) const {
+    std::memcpy(fabric.claim(range), bytes, range.bytes);
+    fabric.commit(range);
+  }
+  void start(const OpLine& line) const {
+    write({layout.op(line.seq), sizeof(line)}, &line);
+    fabric.store_flag(layout.op(line.seq), line.seq);
+  }
+  void send_dispatch() const {
+    start(dispatch);
+    write(layout.offsets(kSlot), offsets.data());
+    if (!entries.empty()) write(layout.entries(kSlot, 0, entries.size()), entries.data());
+    const std::vector<std::byte> zeros(128);
+    write(layout.x(kSlot, 64, 0, 2), zeros.data());
+    if (pub != 0) fabric.store_flag(layout.pub(kSlot), pub);
+  }
+  void send_combine() const {
+    start(combine);
+    write(layout.bases(kSlot, 0, 2), bases.data());
+    const std::vector<std::byte> zeros(layout.y_area_bytes());
+    write(layout.y(kSlot, 64, 0, two_ranks().max_rows(1)), zeros.data());
+    fabric.store_flag(layout.out(kSlot), out);
+  }
+};
+
+class ForgedPeerTest : public testing::Test {
+ protected:
+  ForgedPeerTest() {
+    engine = std::make_unique<EngineImpl<StagedFabric>>(
+        world.rank(0), EngineOptions{.config = two_ranks(), .store = Store::near});
+  }
+
+  // Rank 0 sends every token to one expert of its own and one of rank 1.
+  void start_dispatch() {
+    topk_idx = {0, 2, 1, 3, 0, 3};
+    const RoutingView routing{
+        .topk_idx = topk_idx, .topk_weights = weights, .num_tokens = kTokens, .topk = kTopk};
+    const DispatchOptions options{
+        .layout = Layout::expert_major, .path = Path::pull, .reduction = Reduction::exact};
+    ASSERT_TRUE(engine->start_dispatch(rows(x), routing, options, handle).ok());
+  }
+  Status finish() {
+    for (int i = 0; i < 2000; ++i) {
+      (void)engine->step(0, 1);
+      engine->look_for_losses();
+      // acquires: the status; everything happens on this thread.
+      if (handle.state.load_acquire() == HandleState::complete) return handle.status;
+    }
+    ADD_FAILURE() << engine->waits_for(handle).message();
+    return handle.status;
+  }
+  Status dispatch() {
+    start_dispatch();
+    peer.send_dispatch();
+    return finish();
+  }
+  Status combine() {
+    std::memset(handle.output.data, 0, static_cast<std::size_t>(handle.output.num_rows) * 64);
+    EXPECT_TRUE(engine->start_combine(handle, {.out = rows(out)}).ok());
+    peer.send_combine();
+    return finish();
+  }
+  static Rows rows(std::vector<std::byte>& memory) {
+    return {memory.data(), kTokens, kHidden, DType::bf16};
+  }
+
+  // Found, told to the peer, the end of all further calls, and nothing is left under way.
+  void expect_end(const Status& status, Code code, const char* what) {
+    EXPECT_EQ(status.code, code) << status.message();
+    EXPECT_EQ(status.peer, 1);
+    EXPECT_NE(std::string(status.what).find(what), std::string::npos) << status.message();
+    for (int i = 0; i < 100; ++i) world.rank(1).progress();
+    EXPECT_EQ(world.rank(1).peer_state(0), PeerState::failed);
+    HandleState another;
+    EXPECT_EQ(engine->start_cached_dispatch(rows(x), another).code, code);
+    EXPECT_EQ(world.rank(0).held(), "");
+  }
+
+  StagedWorld world{{.segment_bytes = {SegmentLayout(two_ranks(), 0).bytes(),
+                                       SegmentLayout(two_ranks(), 1).bytes()},
+                     .seed = 3}};
+  ForgedPeer peer{world.rank(1)};
+  HandleState handle;
+  std::unique_ptr<EngineImpl<StagedFabric>> engine;
+  std::vector<std::byte> x = std::vector<std::byte>(kTokens * kHidden * 2);
+  std::vector<std::byte> out = x;
+  std::vector<std::int32_t> topk_idx;
+  std::vector<float> weights = std::vector<float>(kTokens * kTopk, 0.5F);
+};
+
+// Otherwise the tests below could find anything.
+TEST_F(ForgedPeerTest, AHonestForgeryPasses) {
+  const Status dispatched = dispatch();
+  ASSERT_TRUE(dispatched.ok()) << dispatched.message();
+  EXPECT_EQ(handle.received.num_rows, 5);
+  const Status combined = combine();
+  EXPECT_TRUE(combined.ok()) << combined.message();
+  EXPECT_EQ(handle.valid, (std::vector<std::uint8_t>{1, 1, 1}));
+  EXPECT_EQ(world.rank(0).held(), "");
+}
+
+TEST_F(ForgedPeerTest, AnOpLineThatNoRankWrites) {
+  peer.dispatch.kind = static_cast<OpKind>(9);
+  expect_end(dispatch(), Code::corrupt, "operation kind");
+}
+
+TEST_F(ForgedPeerTest, MoreTokensThanDeclared) {
+  peer.dispatch.tokens = 5;
+  expect_end(dispatch(), Code::corrupt, "tokens");
+}
+
+TEST_F(ForgedPeerTest, AnotherShape) {
+  peer.dispatch.hidden = 16;
+  const Status status = dispatch();
+  EXPECT_EQ(status.expected, 8U);
+  EXPECT_EQ(status.seen, 16U);
+  expect_end(status, Code::mismatch, "hidden");
+}
+
+TEST_F(ForgedPeerTest, AnotherOperation) {
+  peer.dispatch.kind = OpKind::combine;
+  expect_end(dispatch(), Code::mismatch, "operation kind");
+}
+
+TEST_F(ForgedPeerTest, AnOpWordFromTheFuture) {
+  peer.dispatch.seq = 9;  // the same place, one round later
+  expect_end(dispatch(), Code::corrupt, "");
+}
+
+TEST_F(ForgedPeerTest, AnEpochFromTheFuture) {
+  peer.pub = 3;
+  expect_end(dispatch(), Code::corrupt, "");
+}
+
+TEST_F(ForgedPeerTest, OffsetsThatGoBack) {
+  peer.offsets = {2, 1, 2};
+  expect_end(dispatch(), Code::corrupt, "record offset");
+}
+
+TEST_F(ForgedPeerTest, MoreEntriesThanTokensCanHave) {
+  peer.offsets = {0, 5, 5};
+  expect_end(dispatch(), Code::corrupt, "record offset");
+}
+
+TEST_F(ForgedPeerTest, AnOffsetBeyondAll) {
+  peer.offsets = {0, 0xFFFFFFFF, 0xFFFFFFFF};
+  expect_end(dispatch(), Code::corrupt, "record offset");
+}
+
+TEST_F(ForgedPeerTest, EntriesOfTokensThatAreNot) {
+  peer.entries[1].token = 2;
+  expect_end(dispatch(), Code::corrupt, "entry token");
+}
+
+TEST_F(ForgedPeerTest, EntriesForExpertsElsewhere) {
+  peer.entries[0].expert = 2;
+  expect_end(dispatch(), Code::corrupt, "entry expert");
+}
+
+TEST_F(ForgedPeerTest, EntriesOutOfOrder) {
+  std::swap(peer.entries[0], peer.entries[1]);
+  expect_end(dispatch(), Code::corrupt, "entry order");
+}
+
+// Announced, but never written: bytes of no meaning.
+TEST_F(ForgedPeerTest, ARecordThatWasNotWritten) {
+  peer.offsets = {0, 3, 3};
+  peer.dispatch.tokens = 4;
+  expect_end(dispatch(), Code::corrupt, "entry");
+}
+
+TEST_F(ForgedPeerTest, BasesOutsideTheOutputs) {
+  ASSERT_TRUE(dispatch().ok());
+  peer.bases[1] = static_cast<std::uint32_t>(two_ranks().max_rows(1)) - 1;
+  expect_end(combine(), Code::corrupt, "base");
+}
+
+TEST_F(ForgedPeerTest, ABaseThatWouldWrap) {
+  ASSERT_TRUE(dispatch().ok());
+  peer.bases[0] = 0xFFFFFFFF;
+  expect_end(combine(), Code::corrupt, "base");
+}
+
+TEST_F(ForgedPeerTest, ACombineOfAnotherEpoch) {
+  ASSERT_TRUE(dispatch().ok());
+  peer.combine.epoch = 2;
+  expect_end(combine(), Code::mismatch, "epoch");
+}
+
+// The peer gave its lease back and will never put out anything.
+TEST_F(ForgedPeerTest, ACombineThatThePeerReleased) {
+  ASSERT_TRUE(dispatch().ok());
+  peer.out = 3;
+  expect_end(combine(), Code::mismatch, "released");
+}
+
+TEST_F(ForgedPeerTest, APeerThatFailedIsLost) {
+  peer.pub = 0;
+  start_dispatch();
+  peer.send_dispatch();
+  peer.fabric.set_state(PeerState::failed);
+  const Status status = finish();
+  EXPECT_EQ(status.code, Code::peer_lost);
+  EXPECT_STREQ(status.what, "failed");
+  EXPECT_EQ(handle.received.sources, 1U);
+  EXPECT_EQ(handle.received.num_rows, 3);
+}
+
+}  // namespace
+}  // namespace test
+}  // namespace ubep

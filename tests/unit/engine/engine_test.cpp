@@ -1,0 +1,70 @@
+// Sizes of private areas, and how work is cut into tiles.
+#include "engine/engine.hpp"
+
+#include <gtest/gtest.h>
+
+#include "base/math.hpp"
+#include "engine/op.hpp"
+#include "protocol/segment_layout.hpp"
+
+namespace ubep {
+namespace {
+
+GroupConfig config_of(std::vector<std::int32_t> owner, int ranks) {
+  GroupConfig config;
+  config.size = ranks;
+  config.slots = 2;
+  config.max_tokens = 50;
+  config.max_topk = 4;
+  config.max_stride = 1024;
+  config.experts = ExpertMap(std::move(owner), ranks);
+  return config;
+}
+
+TEST(PrivateBytesTest, ARankWithoutExpertsPutsNothingOut) {
+  EXPECT_EQ(private_output_bytes(config_of({0, 0}, 2), 1), 0U);
+}
+
+// A token may choose one expert several times: with owner weighting each choice is an output row,
+// though it arrives as one row only.
+TEST(PrivateBytesTest, DuplicateChoicesAreOutputRowsOfTheirOwn) {
+  const GroupConfig config = config_of({0, 1}, 2);
+  EXPECT_EQ(config.max_rows(0), 2U * 50 + 255);
+  EXPECT_EQ(private_output_bytes(config, 0), round_up(2U * 50 * 4 * 1024, kPageBytes));
+}
+
+TEST(PrivateBytesTest, PaddingMayOutnumberTheChoices) {
+  const GroupConfig config = config_of({0, 0, 0, 0, 0, 0}, 1);
+  EXPECT_EQ(config.max_rows(0), 50U * 4 + 6 * 255);
+  EXPECT_EQ(private_output_bytes(config, 0), round_up((50U * 4 + 6 * 255) * 1024, kPageBytes));
+}
+
+TEST(PrivateBytesTest, EverySlotHasItsAreas) {
+  const GroupConfig config = config_of({0, 1, 1}, 2);
+  const SegmentLayout layout(config, 1);
+  EXPECT_EQ(private_bytes(config, 1),
+            2 * (layout.x_area_bytes() + layout.y_area_bytes() + private_output_bytes(config, 1)));
+}
+
+TEST(TilesForTest, SmallWorkIsOneTileAndLargeWorkHasABound) {
+  EXPECT_EQ(tiles_for(0, 4), 1U);
+  EXPECT_EQ(tiles_for(kTileBytes - 1, 4), 1U);
+  EXPECT_EQ(tiles_for(kTileBytes, 4), 2U);
+  EXPECT_EQ(tiles_for(100 * kTileBytes, 4), 4U);
+  EXPECT_EQ(tiles_for(~std::uint64_t{0}, 16), 16U);
+}
+
+// One operation never needs more tiles than a board has.
+TEST(OpTest, TheBoardsHoldTheLargestOperation) {
+  for (const int ranks : {1, 2, kMaxRanks}) {
+    Op op(ranks);
+    op.send.add(0, 1'000'000, kTilesForAll);
+    for (int q = 0; q < ranks; ++q) {
+      EXPECT_NO_THROW(op.receive.add(static_cast<std::uint32_t>(q), 1'000'000, kTilesPerPeer));
+    }
+    EXPECT_FALSE(op.receive.idle());
+  }
+}
+
+}  // namespace
+}  // namespace ubep

@@ -1,0 +1,168 @@
+#include "protocol/segment_layout.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+#include "base/entry.hpp"
+#include "base/math.hpp"
+#include "support/random.hpp"
+
+namespace ubep {
+namespace {
+
+struct Part {
+  std::string name;
+  Range range;
+  std::uint64_t alignment;
+};
+
+GroupConfig random_config(std::uint64_t seed) {
+  test::Random random(seed);
+  GroupConfig config;
+  config.size = random.between(1, kMaxRanks);
+  config.slots = random.between(1, kMaxSlots);
+  config.max_tokens = random.one_in(8) ? 0 : random.between(1, 300);
+  config.max_topk = random.between(1, kMaxTopk);
+  config.max_stride = 64 * static_cast<std::uint64_t>(random.between(1, 200));
+  std::vector<std::int32_t> owner;
+  const int experts = random.between(1, 100);
+  for (int e = 0; e < experts; ++e) owner.push_back(random.below(config.size));
+  config.experts = ExpertMap(owner, config.size);
+  return config;
+}
+
+// Everything that a rank or a peer writes or reads, at its largest.
+std::vector<Part> parts_of(const GroupConfig& config, const SegmentLayout& layout, int rank) {
+  const auto size = static_cast<std::uint64_t>(config.size);
+  std::vector<Part> parts{{"fabric header", {0, kFabricHeaderBytes}, 1}};
+  for (std::uint64_t q = 0; q < 4 * static_cast<std::uint64_t>(config.slots); ++q) {
+    parts.push_back({"op", {layout.op(q), sizeof(OpLine)}, kLineBytes});
+  }
+  const auto groups = static_cast<std::uint64_t>(std::max(1, config.experts.num_local(rank)));
+  for (int s = 0; s < config.slots; ++s) {
+    // Rounded up where non-temporal stores may write whole lines.
+    const std::uint64_t entries = layout.max_entries() * sizeof(Entry);
+    parts.push_back({"pub", {layout.pub(s), kLineBytes}, kLineBytes});
+    parts.push_back({"out", {layout.out(s), kLineBytes}, kLineBytes});
+    parts.push_back({"done", {layout.done(s), kLineBytes}, kLineBytes});
+    parts.push_back({"offsets", layout.offsets(s), kLineBytes});
+    parts.push_back(
+        {"entries", {layout.entries(s, 0, 0).offset, round_up(entries, kLineBytes)}, kLineBytes});
+    parts.push_back({"bases", {layout.bases(s, 0, groups).offset, size * groups * 4}, kLineBytes});
+    const auto tokens = static_cast<std::uint64_t>(config.max_tokens);
+    parts.push_back({"x", layout.x(s, config.max_stride, 0, tokens), kPageBytes});
+    parts.push_back({"y", layout.y(s, config.max_stride, 0, config.max_rows(rank)), kPageBytes});
+  }
+  return parts;
+}
+
+TEST(SegmentLayoutTest, PartsAreAlignedInsideAndApart) {
+  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+    const GroupConfig config = random_config(seed);
+    for (const int rank : {0, config.size - 1}) {
+      const SegmentLayout layout(config, rank);
+      std::vector<Part> parts = parts_of(config, layout, rank);
+      std::sort(parts.begin(), parts.end(),
+                [](const Part& a, const Part& b) { return a.range.offset < b.range.offset; });
+      std::uint64_t end = 0;
+      for (const Part& part : parts) {
+        if (part.range.bytes == 0) continue;
+        ASSERT_GE(part.range.offset, end) << part.name << ", seed " << seed;
+        ASSERT_EQ(part.range.offset % part.alignment, 0U) << part.name << ", seed " << seed;
+        end = part.range.offset + part.range.bytes;
+      }
+      ASSERT_LE(end, layout.bytes()) << "seed " << seed;
+      ASSERT_EQ(layout.bytes() % kPageBytes, 0U) << "seed " << seed;
+    }
+  }
+}
+
+// A peer finds x without knowing the owner's experts, and all x areas can be mapped side by side.
+TEST(SegmentLayoutTest, AllButYLieAlikeOnAllRanks) {
+  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+    const GroupConfig config = random_config(seed);
+    const SegmentLayout first(config, 0);
+    for (int rank = 1; rank < config.size; ++rank) {
+      const SegmentLayout layout(config, rank);
+      for (int s = 0; s < config.slots; ++s) {
+        ASSERT_EQ(layout.x(s, 64, 0, 0).offset, first.x(s, 64, 0, 0).offset) << "seed " << seed;
+      }
+      ASSERT_EQ(layout.x_area_bytes(), first.x_area_bytes()) << "seed " << seed;
+    }
+    ASSERT_EQ(first.x_area_bytes() % kPageBytes, 0U);
+    ASSERT_GE(first.x_area_bytes(),
+              static_cast<std::uint64_t>(config.max_tokens) * config.max_stride);
+  }
+}
+
+TEST(SegmentLayoutTest, OpLinesGoRound) {
+  GroupConfig config;
+  config.slots = 3;
+  config.experts = ExpertMap({0}, 1);
+  const SegmentLayout layout(config, 0);
+  for (std::uint64_t seq = 1; seq <= 30; ++seq) {
+    EXPECT_EQ(layout.op(seq), layout.op(seq + 12));
+    for (std::uint64_t other = seq + 1; other < seq + 12; ++other) {
+      EXPECT_NE(layout.op(seq), layout.op(other));
+    }
+  }
+}
+
+GroupConfig pinned_config() {
+  GroupConfig config;
+  config.size = 4;
+  config.slots = 2;
+  config.max_tokens = 100;
+  config.max_topk = 8;
+  config.max_stride = 14336;                        // 7168 bf16
+  config.experts = ExpertMap(block_map(10, 4), 4);  // 3, 3, 2, 2
+  return config;
+}
+
+// The wire layout. A change here is a change of kWireVersion.
+TEST(SegmentLayoutTest, WireLayout) {
+  const SegmentLayout layout(pinned_config(), 0);
+  EXPECT_EQ(layout.op(0), 256U);
+  EXPECT_EQ(layout.op(7), 256U + 7 * 64);
+  EXPECT_EQ(layout.pub(0), 768U);
+  EXPECT_EQ(layout.out(0), 832U);
+  EXPECT_EQ(layout.done(0), 896U);
+  EXPECT_EQ(layout.pub(1), 960U);
+  EXPECT_EQ(layout.offsets(0).offset, 1152U);
+  EXPECT_EQ(layout.offsets(0).bytes, 20U);
+  EXPECT_EQ(layout.max_entries(), 800U);
+  EXPECT_EQ(layout.entries(0, 0, 0).offset, 1216U);
+  EXPECT_EQ(layout.entries(0, 5, 3).offset, 1216U + 60);
+  EXPECT_EQ(layout.entries(0, 5, 3).bytes, 36U);
+  EXPECT_EQ(layout.offsets(1).offset, 10816U);
+  EXPECT_EQ(layout.entries(1, 0, 0).offset, 10880U);
+}
+
+TEST(SegmentLayoutTest, WireLayoutOfRowsAndBases) {
+  const SegmentLayout layout(pinned_config(), 0);
+  EXPECT_EQ(layout.x(0, 14336, 0, 0).offset, 20480U);
+  EXPECT_EQ(layout.x_area_bytes(), 1'433'600U);  // 100 rows: 350 whole pages
+  EXPECT_EQ(layout.x(1, 14336, 0, 0).offset, 20480U + 1'433'600);
+  EXPECT_EQ(layout.x(0, 64, 9, 2).offset, 20480U + 9 * 64);
+  EXPECT_EQ(layout.x(0, 64, 9, 2).bytes, 128U);
+  EXPECT_EQ(layout.bases(0, 0, 3).offset, 2'887'680U);
+  EXPECT_EQ(layout.bases(0, 2, 3).offset, 2'887'680U + 24);
+  EXPECT_EQ(layout.bases(0, 2, 3).bytes, 12U);
+  EXPECT_EQ(layout.bases(1, 0, 3).offset, 2'887'680U + 64);
+  EXPECT_EQ(layout.y(0, 64, 0, 0).offset, 2'891'776U);
+  // 4 sources x 100 tokens x 3 experts, and 255 padding rows for each expert.
+  EXPECT_EQ(layout.y_area_bytes(), round_up((1200U + 765) * 14336, 4096));
+  EXPECT_EQ(layout.y(1, 64, 3, 1).offset, 2'891'776U + layout.y_area_bytes() + 192);
+  EXPECT_EQ(layout.bytes(), 2'891'776U + 2 * layout.y_area_bytes());
+}
+
+TEST(SegmentLayoutTest, SizesThatDoNotFitAreRefused) {
+  GroupConfig config = pinned_config();
+  config.max_stride = std::uint64_t{1} << 60;
+  EXPECT_THROW(SegmentLayout(config, 0), Error);
+}
+
+}  // namespace
+}  // namespace ubep
