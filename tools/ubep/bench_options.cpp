@@ -31,12 +31,12 @@ Layout layout_of(const std::string& text, const char* option) {
   return one_of(text, option, {Layout::rank_major, Layout::expert_major});
 }
 
-BenchPath bench_path(const std::string& item, Layout layout) {
+BenchPath bench_path(const std::string& item, Layout layout, const char* option) {
   BenchPath path{.text = item};
   const auto parts = split(item, '@');
   if (parts.size() > 2) throw InputError("--compare: '" + item + "' is not path[@layout]");
   path.layout = parts.size() == 2 ? layout_of(parts[1], "--compare") : layout;
-  path.path = path_of(parts[0], "--compare");
+  path.path = path_of(parts[0], option);
   if (path.path == Path::read && path.layout == Layout::expert_major) {
     throw InputError("path read needs layout rank_major, not expert_major");
   }
@@ -130,11 +130,12 @@ void resolve_bench_options(const CLI::App& app, BenchOptions& o) {
   check("--max-tokens", o.max_tokens, 0, 1 << 20);
   const Layout layout = layout_of(o.layout, "--layout");
   if (o.compare.empty()) {
-    o.paths = {bench_path(o.path, layout)};
+    o.paths = {bench_path(o.path, layout, "--path")};
     return;
   }
   if (app.count("--path") > 0) throw InputError("--path and --compare exclude each other");
-  for (const std::string& item : split(o.compare, ',')) o.paths.push_back(bench_path(item, layout));
+  for (const std::string& item : split(o.compare, ','))
+    o.paths.push_back(bench_path(item, layout, "--compare"));
 }
 
 }  // namespace ubep::tools

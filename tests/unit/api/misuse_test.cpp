@@ -92,19 +92,13 @@ INSTANTIATE_TEST_SUITE_P(
                    [](auto& o, auto&) { o.num_experts = 65536; }},
         BadOptions{{"MapTooShort"},
                    {"expert_rank", "3", "4"},
-                   [](auto& o, auto&) {
-                     o.expert_rank = {0, 0, 0};
-                   }},
+                   [](auto& o, auto&) { o.expert_rank = {0, 0, 0}; }},
         BadOptions{{"MapNamesNoRank"},
                    {"expert_rank", "[2]", "1", "0..0"},
-                   [](auto& o, auto&) {
-                     o.expert_rank = {0, 0, 1, 0};
-                   }},
+                   [](auto& o, auto&) { o.expert_rank = {0, 0, 1, 0}; }},
         BadOptions{{"MapNegative"},
                    {"expert_rank", "[3]", "-1", "0..0"},
-                   [](auto& o, auto&) {
-                     o.expert_rank = {0, 0, 0, -1};
-                   }},
+                   [](auto& o, auto&) { o.expert_rank = {0, 0, 0, -1}; }},
         BadOptions{{"NegativeTokens"},
                    {"max_tokens", "-1", "0"},
                    [](auto& o, auto&) { o.max_tokens = -1; }},
@@ -189,12 +183,10 @@ TEST_P(DispatchMisuseTest, Throws) {
 INSTANTIATE_TEST_SUITE_P(
     Shapes, DispatchMisuseTest,
     testing::Values(
-        BadDispatch{{"HiddenTooLarge"},
-                    {"hidden", "33", "32"},
-                    [](auto& in) { in.x.hidden = 33; }},  // rows are whole cache lines
+        BadDispatch{{"HiddenTooLarge"}, {"hidden", "25", "24"}, [](auto& in) { in.x.hidden = 25; }},
         BadDispatch{{"NoHidden"}, {"hidden", "0", "1"}, [](auto& in) { in.x.hidden = 0; }},
         BadDispatch{{"WideType"},
-                    {"hidden", "24", "fp32", "16"},
+                    {"hidden", "24", "fp32", "12"},
                     [](auto& in) { in.x.dtype = DType::fp32; }},
         BadDispatch{
             {"UnknownDtype"}, {"dtype", "7"}, [](auto& in) { in.x.dtype = static_cast<DType>(7); }},

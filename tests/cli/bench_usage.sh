@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Input errors: exit code 2 and one line that names the option.
+set -uo pipefail
+ubep=$1
+
+refuses() { # text, arguments
+  local text=$1 output status
+  shift
+  output=$("$ubep" "$@" 2>&1 >/dev/null)
+  status=$?
+  if [ "$status" -ne 2 ] || [[ $output != *"$text"* ]]; then
+    echo "FAIL: ubep $*: status $status, expected 2 and '$text'; got: $output" >&2
+    exit 1
+  fi
+}
+
+refuses "--ranks is 0" bench --ranks 0
+refuses "--ranks is 65" bench --ranks 65
+refuses "--tokens has 2 numbers" bench --ranks 3 --tokens 1,2
+refuses "'x' is not a number" bench --tokens x
+refuses "--topk is 65" bench --topk 65
+refuses "--layout: 'flat'" bench --layout flat
+refuses "--path: 'push'" bench --path push
+refuses "read needs layout rank_major" bench --path read --layout expert_major
+refuses "hot" bench --topk 8 --routing hot:3
+refuses "nowhere" bench --routing file:nowhere
+refuses "qwen3-30b-decode" bench --preset qwen
+refuses "--max-tokens is 3" bench --tokens 4 --max-tokens 3
+refuses "exclude" bench --ranks 2 --compare-ranks 2,4
+refuses "--input" run --output y
+refuses "subcommand" ""
