@@ -57,6 +57,7 @@ class EngineImpl final : public Engine {
   int advance(Op& op);
   void fail(const Status& status);
   int retire(Op& op, const Status& status);
+  void abandon_fetches(const Op& op, std::uint64_t ranks);
   void finish(Op& op);
   Status status_of(const Op& op, Code code) const;
   Status describe_wait(const HandleState& handle) const;
@@ -206,9 +207,23 @@ int EngineImpl<F>::retire(Op& op, const Status& status) {
   op.send.drop();
   op.receive.drop();
   if (!op.send.idle() || !op.receive.idle()) return 0;
+  abandon_fetches(op, ~std::uint64_t{0});
   op.status = status;
   finish(op);
   return 1;
+}
+
+// Calls off what was being fetched for an operation: it would be taken for a later epoch's.
+template <Fabric F>
+void EngineImpl<F>::abandon_fetches(const Op& op, std::uint64_t ranks) {
+  if (fabric_.facts().mapped) return;
+  const int slot = op.handle->slot;
+  for (int q = 0; q < config_.size; ++q) {
+    if (q == rank_ || (ranks & bit(q)) == 0) continue;
+    const SegmentLayout& l = layout(q);
+    fabric_.abandon(q, {l.op(op.line.seq), sizeof(OpLine)});
+    for (const Range& range : l.slot_areas(slot)) fabric_.abandon(q, range);
+  }
 }
 
 template <Fabric F>
@@ -337,6 +352,7 @@ template <Fabric F>
 void EngineImpl<F>::give_up_on(Op& op, int q) {
   op.waiting &= ~bit(q);
   op.absent |= bit(q);
+  abandon_fetches(op, bit(q));
   if ((reported_ & bit(q)) != 0) return;
   reported_ |= bit(q);
   if (op.status.ok()) {
@@ -408,6 +424,7 @@ void EngineImpl<F>::release(HandleState& handle) {
   }
   if (op != nullptr) {
     op->receive.drop();
+    abandon_fetches(*op, ~std::uint64_t{0});
     (void)run_tiles(*op);  // own rows: they need nobody, and their source may be gone afterwards
     if (!op->sent) {
       fabric_.order(Ordering::before_flag);  // orders: rows and outputs before the words below

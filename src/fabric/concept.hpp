@@ -3,6 +3,9 @@
 //
 // acquire/release  a peer's bytes for reading. Mapped fabrics answer at once; others start a fetch
 //                  and return nullptr until it has arrived. Own bytes are acquired likewise.
+//                  Acquiring again names the same fetch; release ends it.
+// abandon          lets go of everything acquired of, or being fetched from, a range: nobody waits
+//                  for it any more, and a later acquire must see later bytes.
 // claim/commit     own bytes for writing; after commit and the next flag peers may acquire them.
 // load_flag        acquires: everything the writer of that value stored before it is visible.
 // store_flag       publishes: everything stored (and committed) before.
@@ -28,6 +31,7 @@ concept Fabric = requires(F& fabric, const F& facts_of, int rank, Range range, s
   { facts_of.size() } -> std::same_as<int>;
   { fabric.acquire(rank, range) } -> std::same_as<const std::byte*>;
   { fabric.release(rank, range) } -> std::same_as<void>;
+  { fabric.abandon(rank, range) } -> std::same_as<void>;
   { fabric.claim(range) } -> std::same_as<std::byte*>;
   { fabric.commit(range) } -> std::same_as<void>;
   { fabric.load_flag(rank, offset) } -> std::same_as<std::uint64_t>;

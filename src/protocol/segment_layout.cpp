@@ -20,6 +20,7 @@ SegmentLayout::SegmentLayout(const GroupConfig& config, int rank)
   const auto groups = static_cast<std::uint64_t>(std::max(1, config.experts.num_local(rank)));
   max_entries_ = checked_mul(static_cast<std::uint64_t>(config.max_tokens),
                              static_cast<std::uint64_t>(config.max_topk));
+  bases_bytes_ = size * groups * sizeof(std::uint32_t);
   off_bytes_ = (size + 1) * sizeof(std::uint32_t);
   x_bytes_ = round_up(checked_mul(static_cast<std::uint64_t>(config.max_tokens), config.max_stride),
                       kPageBytes);
@@ -34,7 +35,7 @@ SegmentLayout::SegmentLayout(const GroupConfig& config, int rank)
   }
   for (Slot& slot : per_slot_) slot.x = add(x_bytes_, kPageBytes);
   for (Slot& slot : per_slot_) {
-    slot.bases = add(size * groups * sizeof(std::uint32_t), kLineBytes);
+    slot.bases = add(bases_bytes_, kLineBytes);
   }
   for (Slot& slot : per_slot_) slot.y = add(y_bytes_, kPageBytes);
   bytes_ = round_up(bytes_, kPageBytes);

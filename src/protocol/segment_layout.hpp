@@ -7,6 +7,7 @@
 // in every segment.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -49,6 +50,11 @@ class SegmentLayout {
   Range y(int slot, std::uint64_t stride, std::uint64_t first, std::uint64_t count) const {
     return {at(slot).y + first * stride, count * stride};
   }
+  // Everything of a slot that peers read.
+  std::array<Range, 5> slot_areas(int slot) const {
+    return {offsets(slot), entries(slot, 0, max_entries_), Range{at(slot).bases, bases_bytes_},
+            x(slot, 1, 0, x_bytes_), y(slot, 1, 0, y_bytes_)};
+  }
   std::uint64_t x_area_bytes() const { return x_bytes_; }
   std::uint64_t y_area_bytes() const { return y_bytes_; }
 
@@ -64,6 +70,7 @@ class SegmentLayout {
   std::uint64_t op_ = 0;
   std::uint64_t off_bytes_ = 0;
   std::uint64_t max_entries_ = 0;
+  std::uint64_t bases_bytes_ = 0;
   std::uint64_t x_bytes_ = 0;
   std::uint64_t y_bytes_ = 0;
   std::vector<Slot> per_slot_;

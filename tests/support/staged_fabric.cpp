@@ -236,6 +236,18 @@ void StagedFabric::release(int rank, Range range) {
   fetches_.erase(found);
 }
 
+void StagedFabric::abandon(int rank, Range range) {
+  const std::lock_guard lock(world_.mutex_);
+  check(rank, range, "abandon");
+  for (auto it = fetches_.begin(); it != fetches_.end();) {
+    const Place& place = it->first;
+    const bool inside = place.rank == rank && place.offset >= range.offset &&
+                        place.offset + place.bytes <= range.offset + range.bytes;
+    if (inside) GuardedCopies::all().drop(it->second.copy, place.bytes);
+    it = inside ? fetches_.erase(it) : std::next(it);
+  }
+}
+
 int StagedFabric::progress() {
   const std::lock_guard lock(world_.mutex_);
   check(rank_, {}, "progress");

@@ -86,6 +86,7 @@ class StagedFabric {
 
   const std::byte* acquire(int rank, Range range);
   void release(int rank, Range range);
+  void abandon(int rank, Range range);
   std::byte* claim(Range range);
   void commit(Range range);
   std::uint64_t load_flag(int rank, std::uint64_t offset) const;
