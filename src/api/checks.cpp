@@ -30,6 +30,9 @@ void check_flag(const char* option, bool set, bool allowed, const char* needs) {
 void check_bootstrap(const Bootstrap& bootstrap) {
   check_range("size", bootstrap.size, 1, kMaxRanks);
   check_range("rank", bootstrap.rank, 0, bootstrap.size - 1);
+  if (bootstrap.timeout.count() < 0) {
+    refuse("bootstrap.timeout is {} ms, expected >= 0", bootstrap.timeout.count());
+  }
 }
 
 GroupConfig make_config(const CommunicatorOptions& o, int size) {
@@ -38,6 +41,7 @@ GroupConfig make_config(const CommunicatorOptions& o, int size) {
   check_range("max_hidden", o.max_hidden, 1, 1 << 24);
   check_range("max_topk", o.max_topk, 1, kMaxTopk);
   check_range("slots", o.slots, 1, kMaxSlots);
+  if (o.timeout.count() < 0) refuse("timeout is {} ms, expected >= 0", o.timeout.count());
   if (o.max_dtype > DType::fp32) refuse("max_dtype is {}, expected 0..2", int(o.max_dtype));
   if (o.store > Store::far) refuse("store is {}, expected 0..2", int(o.store));
   std::vector<std::int32_t> owner = o.expert_rank;
