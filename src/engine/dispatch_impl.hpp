@@ -51,6 +51,9 @@ Status EngineImpl<F>::input(std::int64_t num_tokens, std::int64_t hidden, DType 
   x = Rows{nullptr, num_tokens, hidden, dtype};
   const std::uint64_t stride = stride_of(ConstRows(x));
   x.stride_bytes = static_cast<std::int64_t>(stride);
+  if (store_ == Store::near) {
+    fabric_.prepare(own().x(slot, stride, 0, static_cast<std::uint64_t>(num_tokens)));
+  }
   x.data = store_ == Store::near
                ? fabric_.claim(own().x(slot, stride, 0, static_cast<std::uint64_t>(num_tokens)))
                : slots_[static_cast<std::size_t>(slot)].x.data();
@@ -170,6 +173,7 @@ void EngineImpl<F>::begin_dispatch(const ConstRows& x, HandleState& h, bool cach
   if (in_slot) {
     fabric_.commit(own().x(h.slot, stride_of(h), 0, tokens));
   } else {
+    fabric_.prepare(own().x(h.slot, stride_of(h), 0, tokens));
     op.send.add(0, tokens, tiles_for(tokens * stride_of(h), kTilesForAll));
   }
 }
@@ -372,6 +376,8 @@ void EngineImpl<F>::place_rows(Op& op) {
                       routed.receive);
   }
   publish_bases(h);
+  fabric_.prepare(
+      own().y(h.slot, stride_of(h), 0, static_cast<std::uint64_t>(routed.receive.num_rows)));
   if (routed.options.path == Path::read || copies_at_once(h)) return;
   zero_padding(h);
   for (int q = 0; q < config_.size; ++q) {

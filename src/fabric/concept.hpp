@@ -6,8 +6,9 @@
 //                  Acquiring again names the same fetch; release ends it.
 // abandon          lets go of everything acquired of, or being fetched from, a range: nobody waits
 //                  for it any more, and a later acquire must see later bytes.
-// claim/commit     own bytes for writing; after commit and the next flag peers may acquire them.
-// load_flag        acquires: everything the writer of that value stored before it is visible.
+// prepare          own bytes that will be written soon, from the start of an area: made resident
+// now. claim/commit     own bytes for writing; after commit and the next flag peers may acquire
+// them. load_flag        acquires: everything the writer of that value stored before it is visible.
 // store_flag       publishes: everything stored (and committed) before.
 // order            an ordering by name, called by each lane that stored data.
 // progress         moves transfers on; returns the work done. Never waits.
@@ -32,6 +33,7 @@ concept Fabric = requires(F& fabric, const F& facts_of, int rank, Range range, s
   { fabric.acquire(rank, range) } -> std::same_as<const std::byte*>;
   { fabric.release(rank, range) } -> std::same_as<void>;
   { fabric.abandon(rank, range) } -> std::same_as<void>;
+  { fabric.prepare(range) } -> std::same_as<void>;
   { fabric.claim(range) } -> std::same_as<std::byte*>;
   { fabric.commit(range) } -> std::same_as<void>;
   { fabric.load_flag(rank, offset) } -> std::same_as<std::uint64_t>;

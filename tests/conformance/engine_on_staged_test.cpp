@@ -13,7 +13,7 @@ namespace ubep::test {
 namespace {
 
 constexpr int kGroups = 4;
-constexpr int kSeedsPerGroup = 100;
+constexpr int kSeedsPerGroup = 60;
 
 class EngineOnStagedTest : public testing::TestWithParam<int> {};
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "base/math.hpp"
-#include "support/fabric_groups.hpp"
 #include "memory/copy.hpp"
+#include "support/fabric_groups.hpp"
 #include "support/random.hpp"
 
 namespace ubep::test {
@@ -179,6 +179,19 @@ TYPED_TEST(FabricTest, APartOfWhatWasClaimedMayBeCommitted) {
   EXPECT_TRUE(std::equal(got.begin(), got.end(), data.begin() + 128));
 }
 
+// Callers keep the address and write there again and again.
+TYPED_TEST(FabricTest, ClaimingAgainGivesTheSameMemoryWithItsBytes) {
+  TypeParam group = this->make(2);
+  const Range range{kData, 256};
+  std::byte* first = group.rank(0).claim(range);
+  std::memcpy(first, pattern(256, 1).data(), 256);
+  group.rank(0).commit(range);
+  group.rank(0).store_flag(kFlag, 1);
+  EXPECT_EQ(group.rank(0).claim(range), first);
+  EXPECT_EQ(group.rank(0).claim({kData + 64, 8}), first + 64);
+  EXPECT_EQ(std::memcmp(first, pattern(256, 1).data(), 256), 0);
+}
+
 // What is acquired before the flag is anybody's guess, but does no harm to what comes after.
 TYPED_TEST(FabricTest, AcquiringTooEarlyDoesNotStick) {
   TypeParam group = this->make(2);
@@ -208,6 +221,22 @@ TYPED_TEST(FabricTest, AcquiringAgainIsTheSameAcquisition) {
   EXPECT_EQ(std::memcmp(first, pattern(128, 1).data(), 128), 0);
   reader.release(0, range);
   EXPECT_EQ(fetch(reader, 0, range), pattern(128, 1));
+}
+
+// Nobody waits for it any more; who comes later must not be given the old bytes.
+TYPED_TEST(FabricTest, AnAbandonedFetchDoesNotStick) {
+  TypeParam group = this->make(2);
+  auto& reader = group.rank(1);
+  reader.abandon(0, {kData, 4096});  // nothing there: fine
+  for (std::uint64_t value = 1; value <= 20; ++value) {
+    for (std::uint64_t row = 0; row < 8; ++row) (void)reader.acquire(0, {kData + 512 * row, 512});
+    for (std::uint64_t i = 0; i < value % 4; ++i) reader.progress();
+    reader.abandon(0, {kData, 4096});
+    publish(group.rank(0), {kData + 512, 512}, pattern(512, value));
+    group.rank(0).store_flag(kFlag, value);
+    await_flag(reader, 0, kFlag, value);
+    ASSERT_EQ(fetch(reader, 0, {kData + 512, 512}), pattern(512, value));
+  }
 }
 
 TYPED_TEST(FabricTest, AnEmptyRangeArrivesToo) {

@@ -1,6 +1,10 @@
 #include "conformance/staged_run.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <csignal>
+#include <cstdio>
 #include <cstring>
 #include <stdexcept>
 
@@ -276,6 +280,38 @@ Case make_staged_case(std::uint64_t seed) {
 
 namespace {
 
+// A crash says which seed it was, then goes its way.
+class SeedOnCrash {
+ public:
+  explicit SeedOnCrash(std::uint64_t seed) {
+    static const bool installed = install();
+    length = installed ? std::snprintf(text, sizeof text, "crash: rerun with UBEP_SEED=%llu\n",
+                                       static_cast<unsigned long long>(seed))
+                       : 0;
+  }
+  ~SeedOnCrash() { length = 0; }
+  SeedOnCrash(const SeedOnCrash&) = delete;
+  SeedOnCrash& operator=(const SeedOnCrash&) = delete;
+
+ private:
+  static bool install() {
+    struct sigaction action = {};
+    action.sa_handler = tell;
+    return sigaction(SIGSEGV, &action, &before[0]) == 0 &&
+           sigaction(SIGABRT, &action, &before[1]) == 0;
+  }
+  // Returning repeats the fault, under whoever was in charge before.
+  static void tell(int signal) {
+    sigaction(signal, &before[signal == SIGSEGV ? 0 : 1], nullptr);
+    [[maybe_unused]] const ssize_t written =
+        write(STDERR_FILENO, text, static_cast<std::size_t>(length));
+  }
+
+  static inline volatile std::sig_atomic_t length = 0;
+  static inline char text[64];
+  static inline struct sigaction before[2];
+};
+
 // The ranks of one case, moved on in random bursts.
 class Run {
  public:
@@ -341,7 +377,9 @@ class Run {
 
   std::string waits() const {
     std::string text;
-    for (const StagedRank& rank : ranks_) text += "\n  " + rank.state();
+    for (int r = 0; r < case_.num_ranks; ++r) {
+      if (!gone_[index(r)]) text += "\n  " + ranks_[index(r)].state();
+    }
     return text;
   }
 
@@ -382,6 +420,7 @@ class Run {
 }  // namespace
 
 std::string run_staged(const Case& c, const StagedRunOptions& options) {
+  const SeedOnCrash seed_on_crash(c.seed);
   try {
     Run run(c);
     if (options.a_rank_dies) run.kill_one();

@@ -228,7 +228,7 @@ void StagedFabric::release(int rank, Range range) {
   const std::lock_guard lock(world_.mutex_);
   check(rank, range, "release");
   const auto found = fetches_.find({rank, range.offset, range.bytes});
-  if (found == fetches_.end()) {
+  if (found == fetches_.end() || !found->second.arrived) {
     broken("rank %d releases %lu bytes at %lu of rank %d, which it did not acquire", rank_,
            range.bytes, range.offset, rank);
   }

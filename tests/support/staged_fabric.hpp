@@ -18,9 +18,8 @@
 // flags    and states reach every peer in the order of their stores, a random number of them at
 //          each progress() of that peer. A flag that does not grow aborts.
 // acquire  starts a fetch that ends after a random number of progress() calls. It yields what was
-//          published at some time between; bytes that never were are 0xff. Until release() the
-//          answer stays the same; release() also calls off a fetch that is under way. Releasing
-//          what was not acquired aborts.
+//          published at some time between; bytes that never were are 0xff. Until release() or
+//          abandon() the answer stays the same. Releasing what has not been acquired aborts.
 //
 // Any thread may call (one lock for all), so that one suite fits all fabrics.
 #pragma once
@@ -87,6 +86,7 @@ class StagedFabric {
   const std::byte* acquire(int rank, Range range);
   void release(int rank, Range range);
   void abandon(int rank, Range range);
+  void prepare(Range) const {}
   std::byte* claim(Range range);
   void commit(Range range);
   std::uint64_t load_flag(int rank, std::uint64_t offset) const;

@@ -4,10 +4,16 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 
+#include "base/math.hpp"
 #include "fabric/concept.hpp"
 #include "ubep/status.hpp"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23  // Linux 5.14
+#endif
 
 namespace ubep {
 
@@ -57,6 +63,18 @@ PeerState ShmFabric::peer_state(int rank) const {
 void ShmFabric::set_state(PeerState state) {
   // publishes: all earlier words; a peer that sees `left` or `failed` sees those too.
   SharedWord(own_ + kStateOffset).store_release(static_cast<std::uint64_t>(state));
+}
+
+void ShmFabric::prepare(Range range) {
+  auto area = std::find_if(prepared_.begin(), prepared_.end(),
+                           [&](const Range& r) { return r.offset == range.offset; });
+  if (area == prepared_.end()) area = prepared_.insert(area, Range{range.offset, 0});
+  if (range.bytes <= area->bytes) return;
+  // Advice only: what is not resident now becomes so when it is first touched.
+  const std::uint64_t first = (range.offset + area->bytes) / kPageBytes * kPageBytes;
+  const std::uint64_t end = round_up(range.offset + range.bytes, kPageBytes);
+  madvise(own_ + first, end - first, MADV_POPULATE_WRITE);
+  area->bytes = range.bytes;
 }
 
 const std::byte* ShmFabric::map_side_by_side(Range range) {

@@ -27,6 +27,8 @@ class ShmFabric {
   const std::byte* acquire(int rank, Range range) const { return at(rank) + range.offset; }
   void release(int, Range) const {}
   void abandon(int, Range) const {}
+  // Makes the bytes resident up to a high-water mark per area (docs/adr/0006: in small pages).
+  void prepare(Range range);
   std::byte* claim(Range range) { return own_ + range.offset; }
   void commit(Range) const {}
 
@@ -66,6 +68,7 @@ class ShmFabric {
   std::byte* own_;
   FabricFacts facts_;
   std::vector<SideBySide> windows_;
+  std::vector<Range> prepared_;  // start of an area, bytes made resident
 };
 
 }  // namespace ubep

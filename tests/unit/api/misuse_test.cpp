@@ -92,13 +92,19 @@ INSTANTIATE_TEST_SUITE_P(
                    [](auto& o, auto&) { o.num_experts = 65536; }},
         BadOptions{{"MapTooShort"},
                    {"expert_rank", "3", "4"},
-                   [](auto& o, auto&) { o.expert_rank = {0, 0, 0}; }},
+                   [](auto& o, auto&) {
+                     o.expert_rank = {0, 0, 0};
+                   }},
         BadOptions{{"MapNamesNoRank"},
                    {"expert_rank", "[2]", "1", "0..0"},
-                   [](auto& o, auto&) { o.expert_rank = {0, 0, 1, 0}; }},
+                   [](auto& o, auto&) {
+                     o.expert_rank = {0, 0, 1, 0};
+                   }},
         BadOptions{{"MapNegative"},
                    {"expert_rank", "[3]", "-1", "0..0"},
-                   [](auto& o, auto&) { o.expert_rank = {0, 0, 0, -1}; }},
+                   [](auto& o, auto&) {
+                     o.expert_rank = {0, 0, 0, -1};
+                   }},
         BadOptions{{"NegativeTokens"},
                    {"max_tokens", "-1", "0"},
                    [](auto& o, auto&) { o.max_tokens = -1; }},

@@ -16,6 +16,8 @@ struct Part {
   std::string name;
   Range range;
   std::uint64_t alignment;
+  int slot = -1;
+  std::uint64_t exact_bytes = range.bytes;  // without the room to whole lines
 };
 
 GroupConfig random_config(std::uint64_t seed) {
@@ -41,19 +43,20 @@ std::vector<Part> parts_of(const GroupConfig& config, const SegmentLayout& layou
     parts.push_back({"op", {layout.op(q), sizeof(OpLine)}, kLineBytes});
   }
   const auto groups = static_cast<std::uint64_t>(std::max(1, config.experts.num_local(rank)));
+  const auto tokens = static_cast<std::uint64_t>(config.max_tokens);
   for (int s = 0; s < config.slots; ++s) {
+    for (const std::uint64_t word : {layout.pub(s), layout.out(s), layout.done(s)}) {
+      parts.push_back({"word", {word, kLineBytes}, kLineBytes, s});
+    }
+    parts.push_back({"offsets", layout.offsets(s), kLineBytes, s});
     // Rounded up where non-temporal stores may write whole lines.
-    const std::uint64_t entries = layout.max_entries() * sizeof(Entry);
-    parts.push_back({"pub", {layout.pub(s), kLineBytes}, kLineBytes});
-    parts.push_back({"out", {layout.out(s), kLineBytes}, kLineBytes});
-    parts.push_back({"done", {layout.done(s), kLineBytes}, kLineBytes});
-    parts.push_back({"offsets", layout.offsets(s), kLineBytes});
-    parts.push_back(
-        {"entries", {layout.entries(s, 0, 0).offset, round_up(entries, kLineBytes)}, kLineBytes});
-    parts.push_back({"bases", {layout.bases(s, 0, groups).offset, size * groups * 4}, kLineBytes});
-    const auto tokens = static_cast<std::uint64_t>(config.max_tokens);
-    parts.push_back({"x", layout.x(s, config.max_stride, 0, tokens), kPageBytes});
-    parts.push_back({"y", layout.y(s, config.max_stride, 0, config.max_rows(rank)), kPageBytes});
+    const std::uint64_t bytes = layout.max_entries() * sizeof(Entry);
+    const std::uint64_t entries = layout.entries(s, 0, 0).offset;
+    parts.push_back({"entries", {entries, round_up(bytes, kLineBytes)}, kLineBytes, s, bytes});
+    const std::uint64_t bases = layout.bases(s, 0, groups).offset;
+    parts.push_back({"bases", {bases, size * groups * 4}, kLineBytes, s});
+    parts.push_back({"x", layout.x(s, config.max_stride, 0, tokens), kPageBytes, s});
+    parts.push_back({"y", layout.y(s, config.max_stride, 0, config.max_rows(rank)), kPageBytes, s});
   }
   return parts;
 }
@@ -94,6 +97,29 @@ TEST(SegmentLayoutTest, AllButYLieAlikeOnAllRanks) {
     ASSERT_EQ(first.x_area_bytes() % kPageBytes, 0U);
     ASSERT_GE(first.x_area_bytes(),
               static_cast<std::uint64_t>(config.max_tokens) * config.max_stride);
+  }
+}
+
+// Fetches are called off by these: no part may be missing, and no word or other slot be hit.
+TEST(SegmentLayoutTest, TheAreasOfASlotAreAllThatPeersReadThere) {
+  for (std::uint64_t seed = 1; seed <= 100; ++seed) {
+    const GroupConfig config = random_config(seed);
+    const SegmentLayout layout(config, 0);
+    for (int slot = 0; slot < config.slots; ++slot) {
+      for (const Part& part : parts_of(config, layout, 0)) {
+        const bool read = part.slot == slot && part.name != "word";
+        const auto areas = layout.slot_areas(slot);
+        const bool inside = std::any_of(areas.begin(), areas.end(), [&](const Range& area) {
+          return part.range.offset >= area.offset &&
+                 part.range.offset + part.exact_bytes <= area.offset + area.bytes;
+        });
+        const bool apart = std::all_of(areas.begin(), areas.end(), [&](const Range& area) {
+          return part.range.offset + part.exact_bytes <= area.offset ||
+                 part.range.offset >= area.offset + area.bytes;
+        });
+        ASSERT_TRUE(read ? inside : apart) << part.name << ", seed " << seed;
+      }
+    }
   }
 }
 

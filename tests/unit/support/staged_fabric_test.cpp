@@ -117,10 +117,19 @@ TEST_F(StagedFabricTest, AForgottenFetchGoesStale) {
   EXPECT_EQ(reader.held(), "");
 }
 
-TEST_F(StagedFabricTest, ReleaseCallsAFetchOff) {
-  EXPECT_EQ(reader.acquire(0, kRow), nullptr);
-  reader.release(0, kRow);
+TEST_F(StagedFabricTest, AbandonLetsGoOfWhatLiesInside) {
+  const Range inside{kRow.offset, 64};
+  const Range outside{kRow.offset + 64, 65};
+  (void)await(reader, 0, inside);
+  (void)reader.acquire(0, kRow);
+  (void)reader.acquire(0, outside);
+  (void)reader.acquire(2, kRow);
+  reader.abandon(0, kRow);
+  reader.abandon(2, kRow);
+  EXPECT_NE(reader.held().find("65 bytes at 4160 of rank 0"), std::string::npos) << reader.held();
+  reader.abandon(0, outside);
   EXPECT_EQ(reader.held(), "");
+  EXPECT_EQ(reader.acquire(0, inside), nullptr) << "a new fetch";
 }
 
 TEST_F(StagedFabricTest, TheEndComesAfterTheLastFlag) {
@@ -143,6 +152,8 @@ std::byte look(const std::byte* at) { return *const_cast<const volatile std::byt
 
 TEST_F(StagedFabricDeathTest, ReleaseWithoutAcquire) {
   EXPECT_DEATH(reader.release(0, kRow), "rank 1 releases 128 bytes at 4096 of rank 0");
+  EXPECT_EQ(reader.acquire(0, kRow), nullptr);
+  EXPECT_DEATH(reader.release(0, kRow), "did not acquire");
   (void)await(reader, 0, kRow);
   reader.release(0, kRow);
   EXPECT_DEATH(reader.release(0, kRow), "did not acquire");
