@@ -1,6 +1,8 @@
 #include "tools/ubep/bench.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -8,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "tools/ubep/atomic_file.hpp"
 #include "tools/ubep/bench_options.hpp"
@@ -249,6 +252,66 @@ int run_point(const BenchPlan& plan, Point& point) {
   return kOk;
 }
 
+// A launcher started this rank: UBEP_RANK, UBEP_WORLD_SIZE, UBEP_JOB.
+bool under_launcher() { return std::getenv("UBEP_WORLD_SIZE") != nullptr; }
+
+// Rank 0 sends the place of its memory file to all others, as a token that every rank's expert
+// gets.
+int stage_descriptor(const Bootstrap& bootstrap, std::size_t bytes) {
+  CommunicatorOptions options;
+  options.num_experts = options.max_topk = bootstrap.size;
+  options.max_tokens = 1;
+  options.max_hidden = 2;
+  options.max_dtype = DType::fp32;
+  auto comm = Communicator::create(bootstrap, options);
+  int fd = -1;
+  std::vector<float> place(2);  // process and descriptor: exact in fp32, both are below 2^24
+  std::vector<std::int32_t> everyone(static_cast<std::size_t>(bootstrap.size));
+  std::iota(everyone.begin(), everyone.end(), 0);
+  std::vector<float> weights(everyone.size(), 0.0F);
+  const bool first = bootstrap.rank == 0;
+  if (first) {
+    fd = memfd_create("ubep-bench", MFD_CLOEXEC);
+    if (fd < 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) throw std::bad_alloc();
+    place = {static_cast<float>(getpid()), static_cast<float>(fd)};
+  } else {
+    everyone.clear();
+    weights.clear();
+  }
+  const std::int64_t tokens = first ? 1 : 0;
+  Handle handle;
+  comm.dispatch({place.data(), tokens, 2, DType::fp32}, {everyone, weights, bootstrap.size}, {},
+                handle)
+      .or_throw();
+  if (!first) {
+    const auto* row = reinterpret_cast<const float*>(handle.received().row(0));
+    const std::string path = fmt::format("/proc/{:.0f}/fd/{:.0f}", row[0], row[1]);
+    fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    if (fd < 0) throw std::runtime_error("cannot open " + path);
+  }
+  comm.combine(handle, {.out = {place.data(), tokens, 2, DType::fp32}}).or_throw();
+  return fd;
+}
+
+// One point as one rank of a launcher's. Only rank 0 fills the point.
+int run_joined_point(Bootstrap bootstrap, const BenchPlan& plan, Point& point) {
+  const std::size_t doubles = stage_doubles(plan);
+  const std::string job = bootstrap.job;
+  bootstrap.job = job + "/stage";
+  const int fd = stage_descriptor(bootstrap, Stage::bytes_of(bootstrap.size, doubles));
+  Stage stage(bootstrap.size, doubles, fd);
+  close(fd);
+  stage.announce(bootstrap.rank, getpid());
+  bootstrap.job = job + "/point";
+  (void)run_bench_rank(bootstrap, plan, stage);
+  if (stage.failed()) {
+    if (stage.claim_report()) fmt::print(stderr, "ubep bench: {}\n", stage.text());
+    return stage.exit_code();
+  }
+  if (bootstrap.rank == 0) point = collect(stage, plan);
+  return kOk;
+}
+
 // --compare-ranks: how a wire byte's price changes with the number of ranks.
 void print_rank_scaling(const BenchResult& result, std::FILE* out) {
   for (const Point& point : result.points) {
@@ -285,6 +348,14 @@ void write_result(const BenchOptions& options, const BenchResult& result) {
 }  // namespace
 
 int run_bench(const CLI::App& app, BenchOptions& options) {
+  if (under_launcher()) {
+    const int world = Bootstrap::from_environment().size;
+    if (app.count("--ranks") > 0 || app.count("--compare-ranks") > 0) {
+      throw InputError(
+          fmt::format("--ranks: a launcher started {} ranks (UBEP_WORLD_SIZE)", world));
+    }
+    options.ranks = world;
+  }
   resolve_bench_options(app, options);
   std::vector<BenchPlan> plans;  // all input errors come before the first measurement
   for (const auto& tokens : options.token_list) {
@@ -292,7 +363,10 @@ int run_bench(const CLI::App& app, BenchOptions& options) {
   }
   BenchResult result;
   result.version = kVersion;
-  result.machine = read_machine();
+  Bootstrap bootstrap;
+  if (under_launcher()) bootstrap = Bootstrap::from_environment();
+  const bool silent = bootstrap.rank != 0;  // rank 0 of a launcher's speaks for all
+  if (!silent) result.machine = read_machine();
   result.config = {.hidden = options.hidden,
                    .topk = options.topk,
                    .experts = options.experts,
@@ -302,7 +376,7 @@ int run_bench(const CLI::App& app, BenchOptions& options) {
                    .slots = options.slots,
                    .iters = options.iters,
                    .seed = options.seed};
-  const bool terminal = isatty(STDERR_FILENO) != 0;
+  const bool terminal = !silent && isatty(STDERR_FILENO) != 0;
   for (std::size_t i = 0; i < plans.size(); ++i) {
     if (terminal) {
       fmt::print(stderr, "\rpoint {}/{}: {} ranks, {} tokens ", i + 1, plans.size(),
@@ -310,11 +384,13 @@ int run_bench(const CLI::App& app, BenchOptions& options) {
       std::fflush(stderr);
     }
     Point point;
-    const int code = run_point(plans[i], point);
+    const int code = under_launcher() ? run_joined_point(bootstrap, plans[i], point)
+                                      : run_point(plans[i], point);
     if (code != kOk) return code;
     result.points.push_back(std::move(point));
   }
   if (terminal) fmt::print(stderr, "\r\033[K");
+  if (silent) return kOk;
   result.probe_after = probe_placement();
   write_result(options, result);
   const bool passed = std::all_of(result.points.begin(), result.points.end(),

@@ -1,4 +1,5 @@
-// The benchmark's stage: memory that the forked ranks and their parent share, beside the library.
+// The benchmark's stage: memory that the ranks (and the parent that forked them) share, beside the
+// library.
 //
 // Purpose: a barrier that also fails when a rank is gone, the first failure's text, and per-rank
 // numbers. Not for: moving tokens.
@@ -9,6 +10,8 @@
 
 #include <array>
 #include <atomic>
+#include <cerrno>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -25,18 +28,28 @@ struct StageHeader {
   std::atomic<std::uint32_t> generation{0};
   std::atomic<std::uint32_t> failed{0};  // 0, or 1 + exit code of the first failure
   std::atomic<std::uint32_t> has_text{0};
+  std::atomic<std::uint32_t> reported{0};
   char text[512] = {};
+  std::array<std::atomic<std::int32_t>, kMaxStageRanks> pids = {};  // joined ranks; 0 = unknown
 };
 
 // `doubles` numbers per rank follow the header; each rank writes its own.
 class Stage {
  public:
-  Stage(int ranks, std::size_t doubles) : ranks_(ranks), doubles_(doubles) {
-    bytes_ = sizeof(StageHeader) + static_cast<std::size_t>(ranks) * doubles * sizeof(double);
-    void* area = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
-                      MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  // Shared with the processes forked later.
+  Stage(int ranks, std::size_t doubles) : Stage(ranks, doubles, -1) {
+    header_ = new (header_) StageHeader;
+  }
+  // In a file of bytes_of(...) zeros, which is a valid stage; -1 = anonymous.
+  Stage(int ranks, std::size_t doubles, int fd)
+      : ranks_(ranks), doubles_(doubles), bytes_(bytes_of(ranks, doubles)) {
+    const int flags = MAP_SHARED | MAP_NORESERVE | (fd < 0 ? MAP_ANONYMOUS : 0);
+    void* area = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, flags, fd, 0);
     if (area == MAP_FAILED) throw std::bad_alloc();
-    header_ = new (area) StageHeader;
+    header_ = static_cast<StageHeader*>(area);
+  }
+  static std::size_t bytes_of(int ranks, std::size_t doubles) {
+    return sizeof(StageHeader) + static_cast<std::size_t>(ranks) * doubles * sizeof(double);
   }
   ~Stage() { munmap(header_, bytes_); }
   Stage(const Stage&) = delete;
@@ -56,7 +69,12 @@ class Stage {
   }
   bool failed() const { return header_->failed.load() != 0; }
   int exit_code() const { return static_cast<int>(header_->failed.load()) - 1; }
+  // True for the one process that may print the failure.
+  bool claim_report() { return header_->reported.exchange(1) == 0; }
   std::string text() const { return header_->text; }
+
+  // From now on the barrier notices when this process ends (a forked rank's parent tells instead).
+  void announce(int rank, int pid) { header_->pids[static_cast<std::size_t>(rank)].store(pid); }
 
   // False when the run has failed. Yields: the awaited rank may need this CPU.
   bool barrier() {
@@ -69,11 +87,21 @@ class Stage {
     for (int spin = 0; header_->generation.load() == generation; ++spin) {
       if (failed()) return false;
       if (spin >= 64) sched_yield();
+      if (spin % 4096 == 4095) look_for_ended_ranks();
     }
     return !failed();
   }
 
  private:
+  void look_for_ended_ranks() {
+    for (int r = 0; r < ranks_; ++r) {
+      const int pid = header_->pids[static_cast<std::size_t>(r)].load();
+      if (pid != 0 && kill(pid, 0) != 0 && errno == ESRCH) {
+        fail(3, "rank " + std::to_string(r) + " ended (process " + std::to_string(pid) + ")");
+      }
+    }
+  }
+
   int ranks_;
   std::size_t doubles_;
   std::size_t bytes_ = 0;
