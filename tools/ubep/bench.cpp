@@ -301,7 +301,6 @@ int run_joined_point(Bootstrap bootstrap, const BenchPlan& plan, Point& point) {
   const int fd = stage_descriptor(bootstrap, Stage::bytes_of(bootstrap.size, doubles));
   Stage stage(bootstrap.size, doubles, fd);
   close(fd);
-  stage.announce(bootstrap.rank, getpid());
   bootstrap.job = job + "/point";
   (void)run_bench_rank(bootstrap, plan, stage);
   if (stage.failed()) {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -55,10 +56,6 @@ CommunicatorOptions communicator_options(const BenchPlan& plan) {
   return options;
 }
 
-// An operation failed: unwinds to run_bench_rank().
-struct Failed {
-  Status status;
-};
 struct Stopped {};  // another rank failed first
 
 // A row matrix of its own memory.
@@ -115,10 +112,7 @@ class RankBench {
     return static_cast<std::size_t>(iteration) % plan_.routing.size();
   }
   void meet() {
-    if (!stage_.barrier()) throw Stopped{};
-  }
-  static void must(const Status& status) {
-    if (!status.ok()) throw Failed{status};
+    if (!stage_.barrier(rank_)) throw Stopped{};
   }
 
   // The caller's layer before the MoE: new activations in the place that the variant says.
@@ -319,11 +313,12 @@ std::size_t stage_doubles(const BenchPlan& plan) {
 }
 
 int run_bench_rank(const Bootstrap& bootstrap, const BenchPlan& plan, Stage& stage) {
+  stage.announce(bootstrap.rank, getpid());
   try {
     RankBench(bootstrap, plan, stage).run();
     return kOk;
   } catch (const Failed& failed) {
-    stage.fail(exit_code_of(failed.status.code), failed.status.message());
+    stage.fail(failed.status);
   } catch (const Stopped&) {
   } catch (const std::exception& error) {
     stage.fail(kUsage, error.what());

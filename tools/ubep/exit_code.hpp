@@ -22,4 +22,13 @@ inline ExitCode exit_code_of(Code code) {
   }
 }
 
+// An operation that failed, on its way to whoever reports it.
+struct Failed {
+  Status status;
+};
+
+inline void must(const Status& status) {
+  if (!status.ok()) throw Failed{status};
+}
+
 }  // namespace ubep::tools

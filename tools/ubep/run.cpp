@@ -1,7 +1,7 @@
 #include "tools/ubep/run.hpp"
 
 #include <fmt/format.h>
-#include <sys/mman.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -226,17 +226,14 @@ void run_rank(const Bootstrap& bootstrap, const RunOptions& options, const Layer
   const DispatchOptions dispatch{.layout = by_expert ? Layout::expert_major : Layout::rank_major,
                                  .weighting = by_expert ? Weighting::kernel : Weighting::owner};
   Handle handle;
-  comm.dispatch({layer.x.data() + first * row_bytes, static_cast<std::int64_t>(count), hidden,
-                 layer.dtype},
-                {std::span(layer.topk_idx).subspan(first * topk, count * topk),
-                 std::span(layer.topk_weights).subspan(first * topk, count * topk),
-                 static_cast<int>(topk)},
-                dispatch, handle)
-      .or_throw();
+  must(comm.dispatch(
+      {layer.x.data() + first * row_bytes, static_cast<std::int64_t>(count), hidden, layer.dtype},
+      {std::span(layer.topk_idx).subspan(first * topk, count * topk),
+       std::span(layer.topk_weights).subspan(first * topk, count * topk), static_cast<int>(topk)},
+      dispatch, handle));
   run_local_experts(options.expert == "scale", layer.expert_rank, bootstrap.rank, handle);
-  comm.combine(handle, {.out = {y + first * row_bytes, static_cast<std::int64_t>(count), hidden,
-                                layer.dtype}})
-      .or_throw();
+  must(comm.combine(handle, {.out = {y + first * row_bytes, static_cast<std::int64_t>(count),
+                                     hidden, layer.dtype}}));
 }
 
 }  // namespace
@@ -275,13 +272,16 @@ int run_file(const RunOptions& options) {
   Stage stage(1, doubles);
   auto* y = reinterpret_cast<std::byte*>(stage.numbers(0).data());
   const auto body = [&](const Bootstrap& bootstrap) {
+    stage.announce(bootstrap.rank, getpid());
     try {
       run_rank(bootstrap, options, layer, y);
       return static_cast<int>(kOk);
+    } catch (const Failed& failed) {
+      stage.fail(failed.status);
     } catch (const std::exception& error) {
       stage.fail(kCheckFailed, error.what());
-      return static_cast<int>(kCheckFailed);
     }
+    return stage.exit_code();
   };
   const auto statuses = fork_ranks(options.ranks, body, [&](int rank, int status) {
     if (status > 128) {

@@ -11,6 +11,7 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
@@ -18,6 +19,9 @@
 #include <new>
 #include <span>
 #include <string>
+
+#include "tools/ubep/exit_code.hpp"
+#include "ubep/status.hpp"
 
 namespace ubep::tools {
 
@@ -30,7 +34,8 @@ struct StageHeader {
   std::atomic<std::uint32_t> has_text{0};
   std::atomic<std::uint32_t> reported{0};
   char text[512] = {};
-  std::array<std::atomic<std::int32_t>, kMaxStageRanks> pids = {};  // joined ranks; 0 = unknown
+  std::array<std::atomic<std::int32_t>, kMaxStageRanks> pids = {};         // 0 = not announced
+  std::array<std::atomic<std::uint32_t>, kMaxStageRanks> arrived_at = {};  // generation + 1
 };
 
 // `doubles` numbers per rank follow the header; each rank writes its own.
@@ -67,37 +72,67 @@ class Stage {
       header_->failed.store(1 + static_cast<std::uint32_t>(exit_code));
     }
   }
+  // An operation's failure. Ranks that it waited for in vain are ended: they may be stopped.
+  void fail(const Status& status) {
+    fail(exit_code_of(status.code), status.message());
+    if (status.code != Code::timeout) return;
+    for (int r = 0; r < kMaxStageRanks; ++r) {
+      if ((status.missing >> r & 1) != 0) end(r);
+    }
+  }
   bool failed() const { return header_->failed.load() != 0; }
-  int exit_code() const { return static_cast<int>(header_->failed.load()) - 1; }
+  // Of the first failure, which another rank may be writing down just now.
+  int exit_code() const {
+    for (int tries = 0; tries < 1000 && header_->has_text.load() != 0 && !failed(); ++tries) {
+      sched_yield();
+    }
+    return failed() ? static_cast<int>(header_->failed.load()) - 1 : kOk;
+  }
   // True for the one process that may print the failure.
   bool claim_report() { return header_->reported.exchange(1) == 0; }
   std::string text() const { return header_->text; }
 
-  // From now on the barrier notices when this process ends (a forked rank's parent tells instead).
+  // Of every rank, by itself: so that others can tell whether it still runs.
   void announce(int rank, int pid) { header_->pids[static_cast<std::size_t>(rank)].store(pid); }
 
-  // False when the run has failed. Yields: the awaited rank may need this CPU.
-  bool barrier() {
+  // False when the run has failed. Yields: the awaited rank may need this CPU. Bounded: ranks that
+  // do not come fail the run, and are ended, since nothing else would end a stopped process.
+  bool barrier(int rank) {
     const std::uint32_t generation = header_->generation.load();
+    header_->arrived_at[static_cast<std::size_t>(rank)].store(generation + 1);
     if (header_->arrived.fetch_add(1) + 1 == static_cast<std::uint32_t>(ranks_)) {
       header_->arrived.store(0);
       header_->generation.store(generation + 1);
       return !failed();
     }
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     for (int spin = 0; header_->generation.load() == generation; ++spin) {
       if (failed()) return false;
       if (spin >= 64) sched_yield();
-      if (spin % 4096 == 4095) look_for_ended_ranks();
+      if (spin % 4096 != 4095) continue;
+      look_for_ended_ranks();
+      if (std::chrono::steady_clock::now() < deadline) continue;
+      for (int r = 0; r < ranks_; ++r) {
+        if (header_->arrived_at[static_cast<std::size_t>(r)].load() == generation + 1) continue;
+        fail(kTimeout, "timeout: rank " + std::to_string(r) + " does not come to the barrier");
+        end(r);
+      }
     }
     return !failed();
   }
 
  private:
+  void end(int rank) {
+    const int pid = header_->pids[static_cast<std::size_t>(rank)].load();
+    if (pid != 0) kill(pid, SIGKILL);
+  }
+
   void look_for_ended_ranks() {
     for (int r = 0; r < ranks_; ++r) {
       const int pid = header_->pids[static_cast<std::size_t>(r)].load();
       if (pid != 0 && kill(pid, 0) != 0 && errno == ESRCH) {
-        fail(3, "rank " + std::to_string(r) + " ended (process " + std::to_string(pid) + ")");
+        fail(kPeerLost,
+             "rank " + std::to_string(r) + " ended (process " + std::to_string(pid) + ")");
       }
     }
   }
