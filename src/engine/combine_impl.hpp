@@ -38,6 +38,9 @@ Status EngineImpl<F>::start_combine(HandleState& h, const CombineArgs& args) {
   bind_outputs(op, args.y);
   publish_op_line(op.line);
   add_output_tiles(op);
+  const auto rows = static_cast<std::uint64_t>(h.routed->receive.num_rows);
+  if (rows * stride_of(h) <= kStartBytes) (void)run_send_tiles(op);
+  (void)announce_outputs(op);
   return {};
 }
 
@@ -115,17 +118,21 @@ int EngineImpl<F>::send_outputs(Op& op, Tile& tile) {
   return static_cast<int>(tile.end - begin);
 }
 
+// Once all own outputs are stored. Returns whether it told so now.
+template <Fabric F>
+int EngineImpl<F>::announce_outputs(Op& op) {
+  if (op.sent || !op.send.idle()) return 0;
+  // publishes: outputs and base table of this epoch, to advance_owner() of every peer; without the
+  // order a peer would sum the outputs of an earlier epoch.
+  fabric_.store_flag(own().out(op.handle->slot), 2 * op.line.epoch);
+  op.sent = true;
+  return 1;
+}
+
 template <Fabric F>
 int EngineImpl<F>::advance_combine(Op& op) {
   HandleState& h = *op.handle;
-  int done = 0;
-  if (!op.sent && op.send.idle()) {
-    // publishes: outputs and base table of this epoch, to advance_owner() of every peer; without
-    // the order a peer would sum the outputs of an earlier epoch.
-    fabric_.store_flag(own().out(h.slot), 2 * h.epoch);
-    op.sent = true;
-    ++done;
-  }
+  int done = announce_outputs(op);
   const std::uint64_t before = op.waiting;
   for (std::uint64_t rest = op.waiting; rest != 0; rest &= rest - 1) {
     const int q = std::countr_zero(rest);

@@ -174,8 +174,11 @@ void EngineImpl<F>::begin_dispatch(const ConstRows& x, HandleState& h, bool cach
     fabric_.commit(own().x(h.slot, stride_of(h), 0, tokens));
   } else {
     fabric_.prepare(own().x(h.slot, stride_of(h), 0, tokens));
-    op.send.add(0, tokens, tiles_for(tokens * stride_of(h), kTilesForAll));
+    const std::uint64_t bytes = tokens * stride_of(h);
+    op.send.add(0, tokens, tiles_for(bytes, kTilesForAll));
+    if (bytes <= kStartBytes) (void)run_send_tiles(op);
   }
+  (void)announce_rows(op);
 }
 
 // Offsets and entries; pub announces them.
@@ -223,17 +226,21 @@ int EngineImpl<F>::send_tokens(Op& op, Tile& tile) {
   return static_cast<int>(tile.end - begin);
 }
 
+// Once all own rows are stored. Returns whether it told so now.
+template <Fabric F>
+int EngineImpl<F>::announce_rows(Op& op) {
+  if (op.sent || !op.send.idle()) return 0;
+  // publishes: record and x rows of this epoch, to advance_source() of every peer; without the
+  // order a peer would compute with the rows of an earlier epoch.
+  fabric_.store_flag(own().pub(op.handle->slot), op.line.epoch);
+  op.sent = true;
+  return 1;
+}
+
 template <Fabric F>
 int EngineImpl<F>::advance_dispatch(Op& op) {
   HandleState& h = *op.handle;
-  int done = 0;
-  if (!op.sent && op.send.idle()) {
-    // publishes: record and x rows of this epoch, to advance_source() of every peer; without the
-    // order a peer would compute with the rows of an earlier epoch.
-    fabric_.store_flag(own().pub(h.slot), h.epoch);
-    op.sent = true;
-    ++done;
-  }
+  int done = announce_rows(op);
   for (std::uint64_t rest = op.waiting; rest != 0; rest &= rest - 1) {
     const int q = std::countr_zero(rest);
     if (!advance_source(op, q)) continue;

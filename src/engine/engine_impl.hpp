@@ -53,6 +53,7 @@ class EngineImpl final : public Engine {
   Slot& slot_of(const HandleState& h) { return slots_[static_cast<std::size_t>(h.slot)]; }
   Op* find(const HandleState& handle) const;
   Op& free_op();
+  int run_send_tiles(Op& op);
   int run_tiles(Op& op);
   int advance(Op& op);
   void fail(const Status& status);
@@ -75,6 +76,7 @@ class EngineImpl final : public Engine {
   void map_view(const DispatchOptions& options, int slot);
   void begin_dispatch(const ConstRows& x, HandleState& handle, bool cached);
   void write_record(const HandleState& h);
+  int announce_rows(Op& op);
   void bind_areas(HandleState& h);
   int advance_dispatch(Op& op);
   bool advance_source(Op& op, int q);
@@ -94,6 +96,7 @@ class EngineImpl final : public Engine {
   // combine_impl.hpp
   void bind_outputs(Op& op, const ConstRows& y);
   void add_output_tiles(Op& op);
+  int announce_outputs(Op& op);
   int advance_combine(Op& op);
   bool advance_owner(Op& op, int q);
   bool read_bases(Op& op, int q);
@@ -186,13 +189,18 @@ int EngineImpl<F>::step(int lane, int lanes) {
 
 // Any lane. The kind is read after a tile was claimed: add() published it.
 template <Fabric F>
+int EngineImpl<F>::run_send_tiles(Op& op) {
+  return op.send.run([&](Tile& tile) {
+    return op.line.kind == OpKind::dispatch ? send_tokens(op, tile) : send_outputs(op, tile);
+  });
+}
+
+template <Fabric F>
 int EngineImpl<F>::run_tiles(Op& op) {
-  const auto dispatching = [&op] { return op.line.kind == OpKind::dispatch; };
-  int done = op.send.run(
-      [&](Tile& tile) { return dispatching() ? send_tokens(op, tile) : send_outputs(op, tile); });
-  done += op.receive.run(
-      [&](Tile& tile) { return dispatching() ? pull_rows(op, tile) : reduce_tokens(op, tile); });
-  return done;
+  const int sent = run_send_tiles(op);
+  return sent + op.receive.run([&](Tile& tile) {
+    return op.line.kind == OpKind::dispatch ? pull_rows(op, tile) : reduce_tokens(op, tile);
+  });
 }
 
 template <Fabric F>
@@ -425,14 +433,9 @@ void EngineImpl<F>::release(HandleState& handle) {
   if (op != nullptr) {
     op->receive.drop();
     abandon_fetches(*op, ~std::uint64_t{0});
-    (void)run_tiles(*op);  // own rows: they need nobody, and their source may be gone afterwards
-    if (!op->sent) {
-      fabric_.order(Ordering::before_flag);  // orders: rows and outputs before the words below
-      // publishes: x rows and record of the abandoned dispatch, to advance_source(); or outputs
-      // and bases of the abandoned combine, to advance_owner(). Peers still count on them.
-      outputs_published ? fabric_.store_flag(own().out(handle.slot), out_word)
-                        : fabric_.store_flag(own().pub(handle.slot), handle.epoch);
-    }
+    // Own rows need nobody, their source may be gone afterwards, and peers still count on them.
+    (void)run_send_tiles(*op);
+    (void)(outputs_published ? announce_outputs(*op) : announce_rows(*op));
     finish(*op);
     handle.kind = OpKind::none;  // nothing to poll or wait for any more
   }

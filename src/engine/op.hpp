@@ -18,6 +18,8 @@ namespace ubep {
 inline constexpr std::uint32_t kTilesPerPeer = 4;
 inline constexpr std::uint32_t kTilesForAll = 16;
 inline constexpr std::uint64_t kTileBytes = 128 * 1024;  // below it a second lane does not pay
+// Up to here an operation's start stores own rows itself, so that peers depend on no later call.
+inline constexpr std::uint64_t kStartBytes = 1 << 20;
 
 inline std::uint32_t tiles_for(std::uint64_t bytes, std::uint32_t most) {
   return static_cast<std::uint32_t>(std::min<std::uint64_t>(1 + bytes / kTileBytes, most));

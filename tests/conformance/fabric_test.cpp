@@ -17,7 +17,7 @@
 namespace ubep::test {
 namespace {
 
-constexpr std::uint64_t kBytes = 64 * 1024;
+constexpr std::uint64_t kBytes = 65536;
 constexpr std::uint64_t kFlag = kFabricHeaderBytes;  // the first word that a fabric leaves alone
 constexpr std::uint64_t kData = kFabricHeaderBytes + 1024;
 

@@ -20,8 +20,8 @@ namespace test {
 namespace {
 
 constexpr int kTopk = 2;
-constexpr int kTokens = 3;
-constexpr int kHidden = 8;
+constexpr std::size_t kTokens = 3;
+constexpr std::size_t kHidden = 8;
 constexpr int kSlot = 1;  // of epoch 1
 
 GroupConfig two_ranks() {
@@ -88,38 +88,38 @@ struct ForgedPeer {
 class ForgedPeerTest : public testing::Test {
  protected:
   ForgedPeerTest() {
-    engine = std::make_unique<EngineImpl<StagedFabric>>(
-        world.rank(0), EngineOptions{.config = two_ranks(), .store = Store::near});
+    engine_ = std::make_unique<EngineImpl<StagedFabric>>(
+        world_.rank(0), EngineOptions{.config = two_ranks(), .store = Store::near});
   }
 
   // Rank 0 sends every token to one expert of its own and one of rank 1.
   void start_dispatch() {
-    topk_idx = {0, 2, 1, 3, 0, 3};
+    topk_idx_ = {0, 2, 1, 3, 0, 3};
     const RoutingView routing{
-        .topk_idx = topk_idx, .topk_weights = weights, .num_tokens = kTokens, .topk = kTopk};
+        .topk_idx = topk_idx_, .topk_weights = weights_, .num_tokens = kTokens, .topk = kTopk};
     const DispatchOptions options{
         .layout = Layout::expert_major, .path = Path::pull, .reduction = Reduction::exact};
-    ASSERT_TRUE(engine->start_dispatch(rows(x), routing, options, handle).ok());
+    ASSERT_TRUE(engine_->start_dispatch(rows(x_), routing, options, handle_).ok());
   }
   Status finish() {
     for (int i = 0; i < 2000; ++i) {
-      (void)engine->step(0, 1);
-      engine->look_for_losses();
+      (void)engine_->step(0, 1);
+      engine_->look_for_losses();
       // acquires: the status; everything happens on this thread.
-      if (handle.state.load_acquire() == HandleState::complete) return handle.status;
+      if (handle_.state.load_acquire() == HandleState::complete) return handle_.status;
     }
-    ADD_FAILURE() << engine->waits_for(handle).message();
-    return handle.status;
+    ADD_FAILURE() << engine_->waits_for(handle_).message();
+    return handle_.status;
   }
   Status dispatch() {
     start_dispatch();
-    peer.send_dispatch();
+    peer_.send_dispatch();
     return finish();
   }
   Status combine() {
-    std::memset(handle.output.data, 0, static_cast<std::size_t>(handle.output.num_rows) * 64);
-    EXPECT_TRUE(engine->start_combine(handle, {.out = rows(out)}).ok());
-    peer.send_combine();
+    std::memset(handle_.output.data, 0, static_cast<std::size_t>(handle_.output.num_rows) * 64);
+    EXPECT_TRUE(engine_->start_combine(handle_, {.out = rows(out_)}).ok());
+    peer_.send_combine();
     return finish();
   }
   static Rows rows(std::vector<std::byte>& memory) {
@@ -131,48 +131,48 @@ class ForgedPeerTest : public testing::Test {
     EXPECT_EQ(status.code, code) << status.message();
     EXPECT_EQ(status.peer, 1);
     EXPECT_NE(std::string(status.what).find(what), std::string::npos) << status.message();
-    for (int i = 0; i < 100; ++i) world.rank(1).progress();
-    EXPECT_EQ(world.rank(1).peer_state(0), PeerState::failed);
+    for (int i = 0; i < 100; ++i) world_.rank(1).progress();
+    EXPECT_EQ(world_.rank(1).peer_state(0), PeerState::failed);
     HandleState another;
-    EXPECT_EQ(engine->start_cached_dispatch(rows(x), another).code, code);
-    EXPECT_EQ(world.rank(0).held(), "");
+    EXPECT_EQ(engine_->start_cached_dispatch(rows(x_), another).code, code);
+    EXPECT_EQ(world_.rank(0).held(), "");
   }
 
-  StagedWorld world{{.segment_bytes = {SegmentLayout(two_ranks(), 0).bytes(),
-                                       SegmentLayout(two_ranks(), 1).bytes()},
-                     .seed = 3}};
-  ForgedPeer peer{world.rank(1)};
-  HandleState handle;
-  std::unique_ptr<EngineImpl<StagedFabric>> engine;
-  std::vector<std::byte> x = std::vector<std::byte>(kTokens * kHidden * 2);
-  std::vector<std::byte> out = x;
-  std::vector<std::int32_t> topk_idx;
-  std::vector<float> weights = std::vector<float>(kTokens * kTopk, 0.5F);
+  StagedWorld world_{{.segment_bytes = {SegmentLayout(two_ranks(), 0).bytes(),
+                                        SegmentLayout(two_ranks(), 1).bytes()},
+                      .seed = 3}};
+  ForgedPeer peer_{world_.rank(1)};
+  HandleState handle_;
+  std::unique_ptr<EngineImpl<StagedFabric>> engine_;
+  std::vector<std::byte> x_ = std::vector<std::byte>(kTokens * kHidden * 2);
+  std::vector<std::byte> out_ = x_;
+  std::vector<std::int32_t> topk_idx_;
+  std::vector<float> weights_ = std::vector<float>(kTokens * kTopk, 0.5F);
 };
 
 // Otherwise the tests below could find anything.
 TEST_F(ForgedPeerTest, AHonestForgeryPasses) {
   const Status dispatched = dispatch();
   ASSERT_TRUE(dispatched.ok()) << dispatched.message();
-  EXPECT_EQ(handle.received.num_rows, 5);
+  EXPECT_EQ(handle_.received.num_rows, 5);
   const Status combined = combine();
   EXPECT_TRUE(combined.ok()) << combined.message();
-  EXPECT_EQ(handle.valid, (std::vector<std::uint8_t>{1, 1, 1}));
-  EXPECT_EQ(world.rank(0).held(), "");
+  EXPECT_EQ(handle_.valid, (std::vector<std::uint8_t>{1, 1, 1}));
+  EXPECT_EQ(world_.rank(0).held(), "");
 }
 
 TEST_F(ForgedPeerTest, AnOpLineThatNoRankWrites) {
-  peer.dispatch.kind = static_cast<OpKind>(9);
+  peer_.dispatch.kind = static_cast<OpKind>(9);
   expect_end(dispatch(), Code::corrupt, "operation kind");
 }
 
 TEST_F(ForgedPeerTest, MoreTokensThanDeclared) {
-  peer.dispatch.tokens = 5;
+  peer_.dispatch.tokens = 5;
   expect_end(dispatch(), Code::corrupt, "tokens");
 }
 
 TEST_F(ForgedPeerTest, AnotherShape) {
-  peer.dispatch.hidden = 16;
+  peer_.dispatch.hidden = 16;
   const Status status = dispatch();
   EXPECT_EQ(status.expected, 8U);
   EXPECT_EQ(status.seen, 16U);
@@ -180,92 +180,92 @@ TEST_F(ForgedPeerTest, AnotherShape) {
 }
 
 TEST_F(ForgedPeerTest, AnotherOperation) {
-  peer.dispatch.kind = OpKind::combine;
+  peer_.dispatch.kind = OpKind::combine;
   expect_end(dispatch(), Code::mismatch, "operation kind");
 }
 
 TEST_F(ForgedPeerTest, AnOpWordFromTheFuture) {
-  peer.dispatch.seq = 9;  // the same place, one round later
+  peer_.dispatch.seq = 9;  // the same place, one round later
   expect_end(dispatch(), Code::corrupt, "");
 }
 
 TEST_F(ForgedPeerTest, AnEpochFromTheFuture) {
-  peer.pub = 3;
+  peer_.pub = 3;
   expect_end(dispatch(), Code::corrupt, "");
 }
 
 TEST_F(ForgedPeerTest, OffsetsThatGoBack) {
-  peer.offsets = {2, 1, 2};
+  peer_.offsets = {2, 1, 2};
   expect_end(dispatch(), Code::corrupt, "record offset");
 }
 
 TEST_F(ForgedPeerTest, MoreEntriesThanTokensCanHave) {
-  peer.offsets = {0, 5, 5};
+  peer_.offsets = {0, 5, 5};
   expect_end(dispatch(), Code::corrupt, "record offset");
 }
 
 TEST_F(ForgedPeerTest, AnOffsetBeyondAll) {
-  peer.offsets = {0, 0xFFFFFFFF, 0xFFFFFFFF};
+  peer_.offsets = {0, 0xFFFFFFFF, 0xFFFFFFFF};
   expect_end(dispatch(), Code::corrupt, "record offset");
 }
 
 TEST_F(ForgedPeerTest, EntriesOfTokensThatAreNot) {
-  peer.entries[1].token = 2;
+  peer_.entries[1].token = 2;
   expect_end(dispatch(), Code::corrupt, "entry token");
 }
 
 TEST_F(ForgedPeerTest, EntriesForExpertsElsewhere) {
-  peer.entries[0].expert = 2;
+  peer_.entries[0].expert = 2;
   expect_end(dispatch(), Code::corrupt, "entry expert");
 }
 
 TEST_F(ForgedPeerTest, EntriesOutOfOrder) {
-  std::swap(peer.entries[0], peer.entries[1]);
+  std::swap(peer_.entries[0], peer_.entries[1]);
   expect_end(dispatch(), Code::corrupt, "entry order");
 }
 
 // Announced, but never written: bytes of no meaning.
 TEST_F(ForgedPeerTest, ARecordThatWasNotWritten) {
-  peer.offsets = {0, 3, 3};
-  peer.dispatch.tokens = 4;
+  peer_.offsets = {0, 3, 3};
+  peer_.dispatch.tokens = 4;
   expect_end(dispatch(), Code::corrupt, "entry");
 }
 
 TEST_F(ForgedPeerTest, BasesOutsideTheOutputs) {
   ASSERT_TRUE(dispatch().ok());
-  peer.bases[1] = static_cast<std::uint32_t>(two_ranks().max_rows(1)) - 1;
+  peer_.bases[1] = static_cast<std::uint32_t>(two_ranks().max_rows(1)) - 1;
   expect_end(combine(), Code::corrupt, "base");
 }
 
 TEST_F(ForgedPeerTest, ABaseThatWouldWrap) {
   ASSERT_TRUE(dispatch().ok());
-  peer.bases[0] = 0xFFFFFFFF;
+  peer_.bases[0] = 0xFFFFFFFF;
   expect_end(combine(), Code::corrupt, "base");
 }
 
 TEST_F(ForgedPeerTest, ACombineOfAnotherEpoch) {
   ASSERT_TRUE(dispatch().ok());
-  peer.combine.epoch = 2;
+  peer_.combine.epoch = 2;
   expect_end(combine(), Code::mismatch, "epoch");
 }
 
 // The peer gave its lease back and will never put out anything.
 TEST_F(ForgedPeerTest, ACombineThatThePeerReleased) {
   ASSERT_TRUE(dispatch().ok());
-  peer.out = 3;
+  peer_.out = 3;
   expect_end(combine(), Code::mismatch, "released");
 }
 
 TEST_F(ForgedPeerTest, APeerThatFailedIsLost) {
-  peer.pub = 0;
+  peer_.pub = 0;
   start_dispatch();
-  peer.send_dispatch();
-  peer.fabric.set_state(PeerState::failed);
+  peer_.send_dispatch();
+  peer_.fabric.set_state(PeerState::failed);
   const Status status = finish();
   EXPECT_EQ(status.code, Code::peer_lost);
   EXPECT_STREQ(status.what, "failed");
-  EXPECT_EQ(handle.received.sources, 1U);
-  EXPECT_EQ(handle.received.num_rows, 3);
+  EXPECT_EQ(handle_.received.sources, 1U);
+  EXPECT_EQ(handle_.received.num_rows, 3);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "support/staged_fabric.hpp"
 
+#include <fmt/format.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -22,10 +23,9 @@ constexpr std::size_t kPages = 4096;
 constexpr std::uint64_t kClaimUnit = 4;
 
 template <class... Args>
-[[noreturn]] void broken(const char* format, Args... args) {
-  std::fprintf(stderr, "staged fabric: ");
-  std::fprintf(stderr, format, args...);
-  std::fprintf(stderr, "\n");
+[[noreturn]] void broken(fmt::format_string<Args...> format, Args&&... args) {
+  const std::string text = fmt::format(format, std::forward<Args>(args)...);
+  std::fprintf(stderr, "staged fabric: %s\n", text.c_str());
   std::abort();
 }
 
@@ -69,7 +69,7 @@ void SparseBytes::read(std::uint64_t offset, std::byte* to, std::uint64_t bytes)
 GuardedCopies::GuardedCopies() : used_(kPages) {
   void* area = mmap(nullptr, kPages * kPageBytes, PROT_NONE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (area == MAP_FAILED) broken("no room for %zu pages", kPages);
+  if (area == MAP_FAILED) broken("no room for {} pages", kPages);
   pages_ = static_cast<std::byte*>(area);
 }
 
@@ -94,7 +94,7 @@ std::byte* GuardedCopies::make(std::uint64_t bytes) {
     ++next_;
     return page + count * kPageBytes - round_up(bytes, kLineBytes);
   }
-  broken("more than %zu pages are acquired at once", kPages);
+  broken("more than {} pages are acquired at once", kPages);
 }
 
 void GuardedCopies::drop(std::byte* copy, std::uint64_t bytes) {
@@ -109,7 +109,6 @@ void GuardedCopies::drop(std::byte* copy, std::uint64_t bytes) {
 StagedFabric::StagedFabric(StagedWorld& world, int rank, std::uint64_t bytes, std::uint64_t seed)
     : world_(world),
       rank_(rank),
-      bytes_(bytes),
       random_(seed, static_cast<std::uint64_t>(rank), 0),
       staging_(bytes),
       claimed_(bytes / kClaimUnit),
@@ -125,11 +124,11 @@ int StagedFabric::size() const { return static_cast<int>(views_.size()); }
 
 // Aborts when the rank has ended or the range lies outside the segment.
 void StagedFabric::check(int rank, Range range, const char* call) const {
-  if (dead_) broken("%s by rank %d, which has ended", call, rank_);
-  if (rank < 0 || rank >= size()) broken("%s of rank %d", call, rank);
+  if (dead_) broken("{} by rank {}, which has ended", call, rank_);
+  if (rank < 0 || rank >= size()) broken("{} of rank {}", call, rank);
   const std::uint64_t bytes = world_.options_.segment_bytes[static_cast<std::size_t>(rank)];
   if (range.offset <= bytes && range.bytes <= bytes - range.offset) return;
-  broken("%s of %lu bytes at %lu, the segment of rank %d has %lu", call, range.bytes, range.offset,
+  broken("{} of {} bytes at {}, the segment of rank {} has {}", call, range.bytes, range.offset,
          rank, bytes);
 }
 
@@ -148,8 +147,7 @@ void StagedFabric::commit(Range range) {
   const auto first = static_cast<std::ptrdiff_t>(range.offset / kClaimUnit);
   const auto last = static_cast<std::ptrdiff_t>((range.offset + range.bytes) / kClaimUnit);
   if (std::count(claimed_.begin() + first, claimed_.begin() + last, true) != last - first) {
-    broken("commit of %lu bytes at %lu that rank %d did not claim", range.bytes, range.offset,
-           rank_);
+    broken("commit of {} bytes at {} that rank {} did not claim", range.bytes, range.offset, rank_);
   }
   std::fill(claimed_.begin() + first, claimed_.begin() + last, false);
   const std::byte* bytes = staging_.data() + range.offset;
@@ -166,10 +164,10 @@ std::uint64_t StagedFabric::load_flag(int rank, std::uint64_t offset) const {
 void StagedFabric::store_flag(std::uint64_t offset, std::uint64_t value) {
   const std::lock_guard lock(world_.mutex_);
   check(rank_, {offset, 8}, "store_flag");
-  if (offset % 8 != 0 || offset < kFabricHeaderBytes) broken("store_flag at %lu", offset);
+  if (offset % 8 != 0 || offset < kFabricHeaderBytes) broken("store_flag at {}", offset);
   const std::uint64_t before = load_flag(rank_, offset);
   if (value <= before) {
-    broken("rank %d: the flag at %lu goes from %lu to %lu", rank_, offset, before, value);
+    broken("rank {}: the flag at {} goes from {} to {}", rank_, offset, before, value);
   }
   publish({.data = std::exchange(committed_, {}), .offset = offset, .value = value});
 }
@@ -229,7 +227,7 @@ void StagedFabric::release(int rank, Range range) {
   check(rank, range, "release");
   const auto found = fetches_.find({rank, range.offset, range.bytes});
   if (found == fetches_.end() || !found->second.arrived) {
-    broken("rank %d releases %lu bytes at %lu of rank %d, which it did not acquire", rank_,
+    broken("rank {} releases {} bytes at {} of rank {}, which it did not acquire", rank_,
            range.bytes, range.offset, rank);
   }
   GuardedCopies::all().drop(found->second.copy, range.bytes);

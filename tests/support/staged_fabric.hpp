@@ -143,7 +143,6 @@ class StagedFabric {
 
   StagedWorld& world_;
   int rank_;
-  std::uint64_t bytes_;
   FabricFacts facts_;
   Random random_;
   PrivateRows staging_;

@@ -31,9 +31,9 @@ std::vector<Entry> good_entries(Layout layout) {
 
 class RecordTest : public testing::TestWithParam<Layout> {
  protected:
-  void SetUp() override { entries = good_entries(GetParam()); }
-  OpDifference found() const { return find_corruption(entries, limits(GetParam())); }
-  std::vector<Entry> entries;
+  void SetUp() override { entries_ = good_entries(GetParam()); }
+  OpDifference found() const { return find_corruption(entries_, limits(GetParam())); }
+  std::vector<Entry> entries_;
 };
 
 INSTANTIATE_TEST_SUITE_P(Layouts, RecordTest,
@@ -42,13 +42,13 @@ INSTANTIATE_TEST_SUITE_P(Layouts, RecordTest,
 
 TEST_P(RecordTest, AGoodRecordPasses) {
   EXPECT_EQ(found().field, nullptr);
-  entries.clear();
+  entries_.clear();
   EXPECT_EQ(found().field, nullptr);
 }
 
 TEST_P(RecordTest, TokensBeyondTheSourcesAreFound) {
   for (const std::uint32_t token : {4U, std::numeric_limits<std::uint32_t>::max()}) {
-    entries.back().token = token;
+    entries_.back().token = token;
     EXPECT_STREQ(found().field, "entry token");
     EXPECT_EQ(found().mine, 4U);
     EXPECT_EQ(found().theirs, token);
@@ -57,7 +57,7 @@ TEST_P(RecordTest, TokensBeyondTheSourcesAreFound) {
 
 TEST_P(RecordTest, ChoicesBeyondTopkAreFound) {
   for (const std::uint16_t k : {std::uint16_t{3}, std::uint16_t{0xFFFF}}) {
-    entries.back().k = k;
+    entries_.back().k = k;
     EXPECT_STREQ(found().field, "entry k");
     EXPECT_EQ(found().theirs, k);
   }
@@ -65,7 +65,7 @@ TEST_P(RecordTest, ChoicesBeyondTopkAreFound) {
 
 TEST_P(RecordTest, ExpertsThatDoNotExistOrLiveElsewhereAreFound) {
   for (const std::uint16_t expert : {std::uint16_t{6}, std::uint16_t{0xFFFF}, std::uint16_t{4}}) {
-    entries.back().expert = expert;
+    entries_.back().expert = expert;
     EXPECT_STREQ(found().field, "entry expert") << expert;
     EXPECT_EQ(found().theirs, expert);
   }
@@ -73,19 +73,19 @@ TEST_P(RecordTest, ExpertsThatDoNotExistOrLiveElsewhereAreFound) {
 
 // Neighbours swapped, or one entry twice: rows would be counted differently on both sides.
 TEST_P(RecordTest, EntriesOutOfOrderAreFound) {
-  for (std::size_t i = 0; i + 1 < entries.size(); ++i) {
-    std::swap(entries[i], entries[i + 1]);
+  for (std::size_t i = 0; i + 1 < entries_.size(); ++i) {
+    std::swap(entries_[i], entries_[i + 1]);
     EXPECT_STREQ(found().field, "entry order") << i;
-    std::swap(entries[i], entries[i + 1]);
+    std::swap(entries_[i], entries_[i + 1]);
   }
   EXPECT_EQ(found().field, nullptr);
-  entries.push_back(entries.back());
+  entries_.push_back(entries_.back());
   EXPECT_STREQ(found().field, "entry order");
 }
 
 // Any weight is the source's own affair.
 TEST_P(RecordTest, WeightsAreNotJudged) {
-  entries[0].weight = std::numeric_limits<float>::quiet_NaN();
+  entries_[0].weight = std::numeric_limits<float>::quiet_NaN();
   EXPECT_EQ(found().field, nullptr);
 }
 
