@@ -68,8 +68,10 @@ class Communicator {
   Status combine(Handle& handle, const CombineArgs& args);
 
   // The same without waiting. They never wait: slot_busy, not_ready (a peer has not given its slot
-  // back yet, or the dispatch is not complete) and no_capacity publish nothing and can be retried.
-  // Arguments that can never be right throw Error{invalid_argument}.
+  // back yet, or the dispatch is not complete) and no_capacity (more tokens than max_tokens)
+  // publish nothing and can be retried. Arguments that can never be right throw
+  // Error{invalid_argument}. Ranks may differ in path, in_place, contiguous, mapped_view, weighting
+  // and expert_alignment. Peers see more than 1 MiB of rows only once step() has stored them.
   Status start_dispatch(const ConstRows& x, const Routing& routing, const DispatchOptions& options,
                         Handle& handle);
   // Same routing and options as `cached` (a handle whose dispatch completed; all ranks must take
@@ -92,7 +94,8 @@ class Communicator {
 
   // A buffer for the next dispatch's x, [num_tokens, hidden]. Near it is the slot itself, so that
   // nothing is copied; far it is private memory. Valid until that dispatch's lease ends; the next
-  // start_dispatch must pass it. slot_busy while an earlier buffer or a lease is in the way.
+  // start_dispatch must pass it. slot_busy while an earlier buffer or a lease is in the way, and
+  // not_ready until peers have given their slot back: step() and try again.
   Status input(std::int64_t num_tokens, std::int64_t hidden, DType dtype, Rows& x);
 
   CommunicatorFacts facts() const;
@@ -104,7 +107,8 @@ class Communicator {
 
  private:
   struct Impl;
-  Impl& open() const;  // throws unless usable in this process
+  Impl& here() const;  // throws when moved from, or in a forked child
+  Impl& open() const;  // throws when closed, too
   explicit Communicator(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

@@ -21,7 +21,6 @@ struct DispatchOptions {
   Reduction reduction = Reduction::automatic;
   Weighting weighting = Weighting::kernel;  // rank_major only
   // rank_major, pull: one row per (token, k) with a local expert, for kernels that cannot skip -1.
-  // At most max_tokens x min(topk, local experts) rows from a source.
   bool topk1 = false;
   // pull: received rows may be overwritten with the outputs and are combined from there.
   bool in_place = false;

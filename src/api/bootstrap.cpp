@@ -44,10 +44,34 @@ int number_from(const char* variable) {
     status = body(bootstrap);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
+  } catch (...) {
+    std::fprintf(stderr, "rank %d: unknown exception\n", bootstrap.rank);
   }
   std::fflush(nullptr);
   _exit(status);
 }
+
+// A parent that ignores SIGCHLD (a disposition that survives exec) would never learn how its
+// children ended.
+class ChildrenCanBeAwaited {
+ public:
+  ChildrenCanBeAwaited() {
+    struct sigaction standard = {};
+    standard.sa_handler = SIG_DFL;
+    sigaction(SIGCHLD, nullptr, &saved_);
+    replaced_ = saved_.sa_handler == SIG_IGN || (saved_.sa_flags & SA_NOCLDWAIT) != 0;
+    if (replaced_) sigaction(SIGCHLD, &standard, nullptr);
+  }
+  ~ChildrenCanBeAwaited() {
+    if (replaced_) sigaction(SIGCHLD, &saved_, nullptr);
+  }
+  ChildrenCanBeAwaited(const ChildrenCanBeAwaited&) = delete;
+  ChildrenCanBeAwaited& operator=(const ChildrenCanBeAwaited&) = delete;
+
+ private:
+  struct sigaction saved_ = {};
+  bool replaced_ = false;
+};
 
 // Waits for all children, in the order in which they end; other children of the caller are left be.
 std::vector<int> wait_for(const std::vector<pid_t>& children,
@@ -57,7 +81,7 @@ std::vector<int> wait_for(const std::vector<pid_t>& children,
     siginfo_t ended = {};
     // WNOWAIT looks without reaping, so that only our own children are reaped below.
     while (waitid(P_ALL, 0, &ended, WEXITED | WNOWAIT) < 0 && errno == EINTR) {
-    }
+    }  // (any other failure leaves si_pid 0: then one of ours is awaited below)
     auto it = std::find(children.begin(), children.end(), ended.si_pid);
     if (it == children.end()) {  // somebody else's: take ours one by one instead
       it = std::find_if(children.begin(), children.end(), [&](const pid_t& child) {
@@ -66,9 +90,12 @@ std::vector<int> wait_for(const std::vector<pid_t>& children,
     }
     const auto rank = static_cast<std::size_t>(it - children.begin());
     int status = 0;
-    while (waitpid(*it, &status, 0) < 0 && errno == EINTR) {
+    pid_t reaped = -1;
+    while ((reaped = waitpid(*it, &status, 0)) < 0 && errno == EINTR) {
     }
-    statuses[rank] = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    statuses[rank] = reaped < 0 ? kUncaught  // somebody else reaped it: how it ended is lost
+                     : WIFEXITED(status) ? WEXITSTATUS(status)
+                                         : 128 + WTERMSIG(status);
     if (on_exit) on_exit(static_cast<int>(rank), statuses[rank]);
   }
   return statuses;
@@ -108,6 +135,7 @@ std::vector<int> fork_ranks(int size, const std::function<int(const Bootstrap&)>
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("size is {}, expected 1..{}", size, kMaxRanks));
   }
+  const ChildrenCanBeAwaited awaited;
   static int calls = 0;
   Bootstrap bootstrap;
   bootstrap.size = size;

@@ -65,7 +65,7 @@ GroupConfig make_config(const CommunicatorOptions& o, int size) {
   for (int r = 0; r < size; ++r) {
     if (config.max_rows(r) > 0x7FFFFFFF) {
       refuse(
-          "max_tokens x size x min(max_topk, local experts) is {} rows on rank {}, expected at "
+          "max_tokens x size x max_topk is {} rows on rank {}, expected at "
           "most {}",
           config.max_rows(r), r, 0x7FFFFFFF);
     }

@@ -2,7 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <charconv>
 #include <cstdlib>
+#include <cstring>
 
 #include "api/checks.hpp"
 #include "api/fork_guard.hpp"
@@ -20,17 +23,22 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kIdleStepsPerLook = 4096;
 
+// Longer ones would overflow a time point, and are for ever.
+constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);
+
 std::chrono::milliseconds timeout_of(const CommunicatorOptions& options) {
-  if (options.timeout.count() > 0) return options.timeout;
-  if (const char* text = std::getenv("UBEP_TIMEOUT_MS"); text != nullptr) {
-    const long value = std::atol(text);
-    if (value <= 0) {
-      throw Error(ErrorCode::invalid_argument,
-                  fmt::format("UBEP_TIMEOUT_MS is '{}', expected a number of milliseconds", text));
-    }
-    return std::chrono::milliseconds(value);
+  if (options.timeout.count() > 0) return std::min(options.timeout, kLongest);
+  const char* text = std::getenv("UBEP_TIMEOUT_MS");
+  if (text == nullptr) return std::chrono::seconds(30);
+  std::int64_t value = 0;
+  const char* end = text + std::strlen(text);
+  const auto parsed = std::from_chars(text, end, value);
+  if (parsed.ec != std::errc{} || parsed.ptr != end || value <= 0 || value > kLongest.count()) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("UBEP_TIMEOUT_MS is '{}', expected milliseconds, 1..{}", text,
+                            kLongest.count()));
   }
-  return std::chrono::seconds(30);
+  return std::chrono::milliseconds(value);
 }
 
 AgreedFields agreed_fields(const GroupConfig& config) {
@@ -161,11 +169,14 @@ struct Communicator::Impl {
   }
 };
 
-Communicator::Impl& Communicator::open() const {
-  if (impl_ == nullptr || impl_->closed) {
-    throw Error(ErrorCode::misuse, "this communicator is closed, or was moved from");
-  }
+Communicator::Impl& Communicator::here() const {
+  if (impl_ == nullptr) throw Error(ErrorCode::misuse, "this communicator was moved from");
   impl_->check_process();
+  return *impl_;
+}
+
+Communicator::Impl& Communicator::open() const {
+  if (here().closed) throw Error(ErrorCode::misuse, "this communicator is closed");
   return *impl_;
 }
 
@@ -193,7 +204,7 @@ Communicator Communicator::create(const Bootstrap& bootstrap, const Communicator
   JoinRequest request{.rank = bootstrap.rank,
                       .size = bootstrap.size,
                       .job = bootstrap.job,
-                      .deadline = Clock::now() + bootstrap.timeout,
+                      .deadline = Clock::now() + std::min(bootstrap.timeout, kLongest),
                       .fields = agreed_fields(impl->config),
                       .segment_bytes = {}};
   for (int r = 0; r < bootstrap.size; ++r) {
@@ -223,11 +234,14 @@ MemoryPlan Communicator::plan_memory(const CommunicatorOptions& options, int ran
   return plan_of(make_config(options, size), rank);
 }
 
-int Communicator::rank() const { return impl_->rank; }
-int Communicator::size() const { return impl_->config.size; }
-int Communicator::num_local_experts() const { return impl_->config.experts.num_local(impl_->rank); }
-CommunicatorFacts Communicator::facts() const { return impl_->facts; }
-MemoryPlan Communicator::memory() const { return impl_->memory; }
+int Communicator::rank() const { return here().rank; }
+int Communicator::size() const { return here().config.size; }
+int Communicator::num_local_experts() const {
+  const Impl& impl = here();
+  return impl.config.experts.num_local(impl.rank);
+}
+CommunicatorFacts Communicator::facts() const { return here().facts; }
+MemoryPlan Communicator::memory() const { return here().memory; }
 
 Status Communicator::start_dispatch(const ConstRows& x, const Routing& routing,
                                     const DispatchOptions& options, Handle& handle) {
@@ -235,9 +249,9 @@ Status Communicator::start_dispatch(const ConstRows& x, const Routing& routing,
   HandleState& h = *handle.state_;
   Impl::check_free(h);
   check_rows(x, "x", impl.config);
-  check_routing(routing, x.num_rows, impl.config);
   const DispatchOptions resolved = resolve(options);
   if (x.num_rows > impl.config.max_tokens) return impl.too_many_tokens(x);
+  check_routing(routing, x.num_rows, impl.config);
   const Status status =
       impl.engine->start_dispatch(x,
                                   {.topk_idx = routing.topk_idx,
@@ -266,8 +280,7 @@ Status Communicator::start_dispatch(const ConstRows& x, const Handle& cached, Ha
                 fmt::format("x.num_rows is {}, expected {} as in the cached dispatch", x.num_rows,
                             c.routed->send.num_tokens));
   }
-  h.routed = c.routed;
-  const Status status = impl.engine->start_cached_dispatch(x, h);
+  const Status status = impl.engine->start_cached_dispatch(x, c, h);
   if (status.ok()) impl.adopt(h);
   return status;
 }

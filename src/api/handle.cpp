@@ -16,6 +16,9 @@ void end_lease(HandleState* h) {
 }
 
 void check_received(const HandleState& h) {
+  if (h.leased && h.generation != fork_generation()) {
+    throw Error(ErrorCode::misuse, "this handle belongs to the parent of a fork");
+  }
   const bool dispatched = h.kind == OpKind::dispatch && h.leased && !h.engine.expired();
   // acquires: the views; written by finish().
   if (!dispatched || h.state.load_acquire() != HandleState::complete) {

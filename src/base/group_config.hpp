@@ -66,11 +66,11 @@ struct GroupConfig {
   std::uint64_t max_stride = 0;  // the same rounded up to whole lines
   ExpertMap experts;
 
-  // Rows that `rank` may receive from one source in one dispatch.
+  // Rows that `rank` may receive from one source in one dispatch: a token may name an expert twice.
   std::uint64_t max_rows_from_source(int rank, int topk) const {
-    const int per_token = std::min(topk, experts.num_local(rank));
-    return checked_mul(static_cast<std::uint64_t>(max_tokens),
-                       static_cast<std::uint64_t>(per_token));
+    return experts.num_local(rank) == 0 ? 0
+                                        : checked_mul(static_cast<std::uint64_t>(max_tokens),
+                                                      static_cast<std::uint64_t>(topk));
   }
   // Rows that fit into the receive areas of `rank`, alignment padding counted.
   std::uint64_t max_rows(int rank) const {

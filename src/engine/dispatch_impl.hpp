@@ -80,8 +80,6 @@ Status EngineImpl<F>::start_dispatch(const ConstRows& x, const RoutingView& rout
   fabric_.work({Work::Kind::plan, routing.topk_idx.size_bytes()});
   routed.shape.topk = routing.topk;
   make_send_plan(routing, config_.experts, routed.shape, rank_, routed.send);
-  const Status capacity = check_capacity(handle);
-  if (!capacity.ok()) return capacity;
   map_view(options, static_cast<int>(epoch % slots_.size()));
   routed.origin = epoch;
   begin_dispatch(x, handle, false);
@@ -89,34 +87,16 @@ Status EngineImpl<F>::start_dispatch(const ConstRows& x, const RoutingView& rout
 }
 
 template <Fabric F>
-Status EngineImpl<F>::start_cached_dispatch(const ConstRows& x, HandleState& handle) {
+Status EngineImpl<F>::start_cached_dispatch(const ConstRows& x, const HandleState& cached,
+                                            HandleState& handle) {
   if (!failed_.ok()) return failed_;
   check_input(x);
   std::uint64_t epoch = 0;
   const Status status = next_slot(input_reserved_ && x.data == input_data_, epoch);
   if (!status.ok()) return status;
-  map_view(handle.routed->options, static_cast<int>(epoch % slots_.size()));
+  map_view(cached.routed->options, static_cast<int>(epoch % slots_.size()));
+  handle.routed = cached.routed;
   begin_dispatch(x, handle, true);
-  return {};
-}
-
-// Rows per destination against what every rank reserved for one source.
-template <Fabric F>
-Status EngineImpl<F>::check_capacity(const HandleState& h) const {
-  for (int r = 0; r < config_.size; ++r) {
-    const std::uint64_t rows = rows_to(h.routed->send, h.routed->shape, r);
-    const std::uint64_t most = h.routed->shape.row_per_choice()
-                                   ? config_.max_rows_from_source(r, h.routed->shape.topk)
-                                   : static_cast<std::uint64_t>(config_.max_tokens);
-    if (rows <= most) continue;
-    Status status = not_ready(OpKind::dispatch, "rows to one rank");
-    status.code = Code::no_capacity;
-    status.epoch = epoch_ + 1;
-    status.peer = static_cast<std::int16_t>(r);
-    status.seen = rows;
-    status.expected = most;
-    return status;
-  }
   return {};
 }
 
@@ -299,12 +279,7 @@ bool EngineImpl<F>::read_record_head(Op& op, int q) {
   fabric_.release(q, range);
   const std::uint64_t most =
       std::uint64_t{op.theirs[static_cast<std::size_t>(q)].tokens} * op.line.topk;
-  // One row per choice: no more than the areas of this rank were made for.
-  const bool fits = !op.handle->routed->shape.row_per_choice() ||
-                    span[1] - span[0] <= config_.max_rows_from_source(rank_, op.line.topk);
-  if (span[0] <= span[1] && span[1] <= most && most <= layout(q).max_entries() && fits) {
-    return true;
-  }
+  if (span[0] <= span[1] && span[1] <= most && most <= layout(q).max_entries()) return true;
   Status status = status_of(op, Code::corrupt);
   status.peer = static_cast<std::int16_t>(q);
   status.word = Word::record;

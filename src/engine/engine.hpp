@@ -23,8 +23,9 @@ class Engine {
   // `options` are resolved: no `automatic` is left.
   virtual Status start_dispatch(const ConstRows& x, const RoutingView& routing,
                                 const DispatchOptions& options, HandleState& handle) = 0;
-  // Repeats the routing that `handle.routed` holds.
-  virtual Status start_cached_dispatch(const ConstRows& x, HandleState& handle) = 0;
+  // Repeats the routing of `cached`, which may be `handle`.
+  virtual Status start_cached_dispatch(const ConstRows& x, const HandleState& cached,
+                                       HandleState& handle) = 0;
   virtual Status start_combine(HandleState& handle, const CombineArgs& args) = 0;
   virtual int step(int lane, int lanes) = 0;
 
@@ -44,9 +45,7 @@ struct EngineOptions {
   Store store = Store::far;  // resolved
 };
 
-// Bytes of a rank's private output area per slot, and of all its private row areas. Outputs may be
-// one row per choice there (owner weighting), duplicates of an expert included.
-std::uint64_t private_output_bytes(const GroupConfig& config, int rank);
+// Bytes of a rank's private row areas.
 std::uint64_t private_bytes(const GroupConfig& config, int rank);
 
 class ShmFabric;

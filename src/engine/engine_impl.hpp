@@ -30,7 +30,8 @@ class EngineImpl final : public Engine {
 
   Status start_dispatch(const ConstRows& x, const RoutingView& routing,
                         const DispatchOptions& options, HandleState& handle) override;
-  Status start_cached_dispatch(const ConstRows& x, HandleState& handle) override;
+  Status start_cached_dispatch(const ConstRows& x, const HandleState& cached,
+                               HandleState& handle) override;
   Status start_combine(HandleState& handle, const CombineArgs& args) override;
   int step(int lane, int lanes) override;
   void look_for_losses() override;
@@ -71,7 +72,6 @@ class EngineImpl final : public Engine {
 
   // dispatch_impl.hpp
   Status next_slot(bool uses_input, std::uint64_t& epoch) const;
-  Status check_capacity(const HandleState& h) const;
   void check_input(const ConstRows& x) const;
   void map_view(const DispatchOptions& options, int slot);
   void begin_dispatch(const ConstRows& x, HandleState& handle, bool cached);
@@ -137,7 +137,7 @@ EngineImpl<F>::EngineImpl(F& fabric, const EngineOptions& options)
   for (Slot& slot : slots_) {
     slot.x = PrivateRows(own().x_area_bytes());
     slot.rows = PrivateRows(own().y_area_bytes());
-    slot.y = PrivateRows(private_output_bytes(config_, rank_));
+    slot.y = PrivateRows(own().y_area_bytes());
   }
   for (int i = 0; i < 2 * config_.slots; ++i) ops_.push_back(std::make_unique<Op>(config_.size));
 }

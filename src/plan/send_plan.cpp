@@ -121,9 +121,4 @@ void make_send_plan(const RoutingView& routing, const ExpertMap& experts, const 
   add_refs(routing, experts, shape, self, plan);
 }
 
-std::uint64_t rows_to(const SendPlan& plan, const PlanShape& shape, int rank) {
-  return shape.layout == Layout::expert_major ? plan.to(rank).size()
-                                              : plan.group_rows[static_cast<std::size_t>(rank)];
-}
-
 }  // namespace ubep

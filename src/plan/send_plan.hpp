@@ -53,7 +53,4 @@ struct RoutingView {
 void make_send_plan(const RoutingView& routing, const ExpertMap& experts, const PlanShape& shape,
                     int self, SendPlan& plan);
 
-// Rows that `plan` sends to `rank`.
-std::uint64_t rows_to(const SendPlan& plan, const PlanShape& shape, int rank);
-
 }  // namespace ubep

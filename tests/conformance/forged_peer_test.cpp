@@ -134,7 +134,7 @@ class ForgedPeerTest : public testing::Test {
     for (int i = 0; i < 100; ++i) world_.rank(1).progress();
     EXPECT_EQ(world_.rank(1).peer_state(0), PeerState::failed);
     HandleState another;
-    EXPECT_EQ(engine_->start_cached_dispatch(rows(x_), another).code, code);
+    EXPECT_EQ(engine_->start_cached_dispatch(rows(x_), handle_, another).code, code);
     EXPECT_EQ(world_.rank(0).held(), "");
   }
 

@@ -93,8 +93,7 @@ bool StagedRank::start_dispatch(int number) {
   if (op.cached >= 0) {
     const HandleState& cached = *handles_[index(op.cached)];
     if (cached.kind == OpKind::dispatch && is_busy(cached)) return false;
-    h.routed = cached.routed;
-    status = engine_->start_cached_dispatch(progress(number).x, h);
+    status = engine_->start_cached_dispatch(progress(number).x, cached, h);
   } else {
     const RoutingView routing{.topk_idx = in.topk_idx,
                               .topk_weights = in.topk_weights,

@@ -92,19 +92,6 @@ std::vector<std::int32_t> choose_experts(const Problem& problem, const RoutingSt
   return chosen;
 }
 
-// A source may send max_tokens * min(K, local experts) rows to a rank: drops choices beyond.
-void keep_to_capacity(const Problem& problem, int max_tokens, std::vector<std::int32_t>& chosen) {
-  const std::vector<std::int32_t> owners = owners_of(problem);
-  std::vector<std::int64_t> room;
-  for (int rank = 0; rank < problem.num_ranks(); ++rank) {
-    const auto local = std::count(owners.begin(), owners.end(), rank);
-    room.push_back(max_tokens * std::min<std::int64_t>(problem.topk, local));
-  }
-  for (std::int32_t& id : chosen) {
-    if (id >= 0 && --room[index(owners[index(id)])] < 0) id = -1;
-  }
-}
-
 RankInput make_input(const Problem& problem, std::int64_t tokens, Random& random) {
   RankInput input;
   input.tokens = tokens;
@@ -130,9 +117,6 @@ void fill_inputs(Problem& problem, int max_tokens, Random& random) {
     const bool nothing = nobody || random.one_in(6);
     const int tokens = nothing ? 0 : (random.one_in(4) ? limit : random.between(0, limit));
     input = make_input(problem, tokens, random);
-    if (problem.layout == Layout::expert_major || problem.topk1) {
-      keep_to_capacity(problem, max_tokens, input.topk_idx);
-    }
     for (const std::int32_t id : input.topk_idx) {
       input.topk_weights.push_back(make_weight(id >= 0, random));
     }

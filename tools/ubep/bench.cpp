@@ -155,7 +155,10 @@ PathResult path_result(Stage& stage, const BenchPlan& plan, std::size_t v) {
   result.layout = name(variant.path.layout);
   const bool store_auto = plan.options.store_value == Store::automatic;
   result.chosen_by = automatic || store_auto ? "auto" : "user";
-  result.reason = store_auto ? "store: probe at set-up" : "store: asked for";
+  const bool probed = stage.numbers(0)[BenchScalars::flag_one_way_ns] > 0;
+  result.reason = !store_auto ? "store: asked for"
+                  : probed    ? "store: probe at set-up"
+                              : "store: placement unknown";
 
   const double row_bytes = static_cast<double>(plan.options.hidden) *
                            static_cast<double>(size_of(plan.options.dtype_value));
@@ -331,14 +334,22 @@ void print_rank_scaling(const BenchResult& result, std::FILE* out) {
   }
 }
 
+void print_checks(const BenchResult& result, std::FILE* out) {
+  std::int64_t mismatches = 0;
+  for (const Point& point : result.points) mismatches += point.check->mismatches;
+  fmt::print(out, "check    {}: {} rows differ from the reference\n",
+             mismatches == 0 ? "passed" : "FAILED", mismatches);
+}
+
 void write_result(const BenchOptions& options, const BenchResult& result) {
   std::FILE* text = options.json == "-" ? stderr : stdout;
   print_table(result, text);
   if (!options.compare_ranks.empty()) print_rank_scaling(result, text);
+  if (options.check) print_checks(result, text);
   if (options.json.empty()) return;
   const std::string json = to_json(result).dump(2) + "\n";
   if (options.json == "-") {
-    std::fputs(json.c_str(), stdout);
+    std::fputs(json.c_str(), stdout);  // whether it arrived is asked in run_bench()
   } else {
     write_file(options.json, json);
   }
@@ -392,6 +403,9 @@ int run_bench(const CLI::App& app, BenchOptions& options) {
   if (silent) return kOk;
   result.probe_after = probe_placement();
   write_result(options, result);
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    throw InputError("the result could not be written to standard output");
+  }
   const bool passed = std::all_of(result.points.begin(), result.points.end(),
                                   [](const Point& p) { return !p.check || p.check->passed; });
   return passed ? kOk : kCheckFailed;

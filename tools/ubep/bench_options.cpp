@@ -1,8 +1,10 @@
 #include "tools/ubep/bench_options.hpp"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <filesystem>
 
 #include "tools/ubep/input_error.hpp"
 #include "tools/ubep/numbers.hpp"
@@ -41,6 +43,15 @@ BenchPath bench_path(const std::string& item, Layout layout, const char* option)
     throw InputError("path read needs layout rank_major, not expert_major");
   }
   return path;
+}
+
+// Early: nobody wants to lose a long measurement to a mistyped path.
+void check_writable(const std::string& path) {
+  const std::filesystem::path target(path);
+  const auto folder = target.has_parent_path() ? target.parent_path() : ".";
+  if (path.empty() || std::filesystem::is_directory(target) || access(folder.c_str(), W_OK) != 0) {
+    throw InputError("--json: '" + path + "' is not a file that can be written");
+  }
 }
 
 void resolve_points(const CLI::App& app, BenchOptions& o) {
@@ -114,6 +125,8 @@ void resolve_bench_options(const CLI::App& app, BenchOptions& o) {
     throw InputError("--activations: '" + o.activations + "' is not one of in-place, copied, both");
   }
   resolve_points(app, o);
+  if (app.count("--json") > 0 && o.json != "-") check_writable(o.json);
+  if (app.count("--compare") > 0 && o.compare.empty()) throw InputError("--compare: nothing given");
   const auto check = [](const char* option, int value, int low, int high) {
     if (value < low || value > high) {
       throw InputError(fmt::format("{} is {}, expected {}..{}", option, value, low, high));

@@ -85,6 +85,7 @@ class RankBench {
       masters_.emplace_back(tokens(), plan.options.hidden, plan.options.dtype_value);
       make_activations({rank_, static_cast<int>(set)}, 0, masters_.back().view);
     }
+    numbers_[BenchScalars::flag_one_way_ns] = comm_.facts().flag_one_way_ns;
     numbers_[BenchScalars::store_far] = comm_.facts().store == Store::far ? 1 : 0;
   }
 

@@ -51,6 +51,7 @@ struct BenchScalars {
     dot_actual,
     dot_expected,
     store_far,
+    flag_one_way_ns,
     resident_bytes,
     cpu_seconds,
     wall_seconds,

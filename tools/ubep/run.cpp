@@ -292,6 +292,11 @@ int run_file(const RunOptions& options) {
     fmt::print(stderr, "ubep run: {}\n", stage.text());
     return stage.exit_code();
   }
+  for (std::size_t r = 0; r < statuses.size(); ++r) {
+    if (statuses[r] == 0) continue;
+    fmt::print(stderr, "ubep run: rank {} ended with status {}\n", r, statuses[r]);
+    return kCheckFailed;
+  }
   write_safetensors(options.output, {{"y",
                                       layer.file_dtype,
                                       {layer.tokens, layer.hidden},

@@ -15,6 +15,7 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <span>
@@ -105,7 +106,7 @@ class Stage {
       header_->generation.store(generation + 1);
       return !failed();
     }
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    const auto deadline = std::chrono::steady_clock::now() + patience();
     for (int spin = 0; header_->generation.load() == generation; ++spin) {
       if (failed()) return false;
       if (spin >= 64) sched_yield();
@@ -122,6 +123,12 @@ class Stage {
   }
 
  private:
+  // A little longer than the library's waits, which can say more.
+  static std::chrono::milliseconds patience() {
+    const char* text = std::getenv("UBEP_TIMEOUT_MS");  // checked by Communicator::create
+    return std::chrono::milliseconds((text != nullptr ? std::atoll(text) : 30000) + 1000);
+  }
+
   void end(int rank) {
     const int pid = header_->pids[static_cast<std::size_t>(rank)].load();
     if (pid != 0) kill(pid, SIGKILL);

@@ -33,8 +33,7 @@ TEST(CapacityTest, MoreTokensThanDeclared) {
   });
 }
 
-// One expert on rank 0, chosen three times by each token: rank_major sends the token once, the
-// layouts with a row per choice have room for one row per token.
+// One expert on rank 0, chosen three times by each token.
 Problem repeating(Layout layout, bool topk1) {
   Problem problem = make_problem({.tokens = 4, .topk = 3, .layout = layout});
   problem.topk1 = topk1;
@@ -43,42 +42,19 @@ Problem repeating(Layout layout, bool topk1) {
   return problem;
 }
 
-void expect_refused(const Problem& problem, std::uint64_t rows, std::uint64_t most) {
-  Problem fits = problem;
-  for (RankInput& input : fits.ranks) {
-    for (std::size_t i = 0; i < input.topk_idx.size(); i += 3) {
-      input.topk_idx[i] = -1;
-      input.topk_idx[i + 2] = 3;
-    }
-  }
-  run_ranks(RankKind::threads, 2, [&](const Bootstrap& bootstrap) {
-    Communicator comm = Communicator::create(bootstrap, options_for(problem));
-    Worker refused(problem, bootstrap.rank);
-    const Status status = refused.start_dispatch(comm);
-    EXPECT_EQ(status.code, Code::no_capacity) << status.message();
-    EXPECT_EQ(status.seen, rows) << status.message();
-    EXPECT_EQ(status.expected, most) << status.message();
-    EXPECT_EQ(status.peer, 0) << status.message();
-    EXPECT_FALSE(refused.handle.holds_lease());
-    Worker worker(fits, bootstrap.rank);
-    expect_next_round_works(comm, worker, 1);
-  });
-}
-
-TEST(CapacityTest, RepeatedExpertsBeyondTheRoom) {
-  expect_refused(repeating(Layout::expert_major, false), 12, 4);
-}
-TEST(CapacityTest, RepeatedExpertsBeyondTheRoomOfTopk1) {
-  expect_refused(repeating(Layout::rank_major, true), 12, 4);
-}
-
-TEST(CapacityTest, RankMajorSendsARepeatedTokenOnce) {
-  const Problem problem = repeating(Layout::rank_major, false);
+void expect_fits(const Problem& problem) {
   run_ranks(RankKind::threads, 2, [&](const Bootstrap& bootstrap) {
     Communicator comm = Communicator::create(bootstrap, options_for(problem));
     Worker worker(problem, bootstrap.rank);
     expect_next_round_works(comm, worker, 1);
+    expect_next_round_works(comm, worker, 2);
   });
+}
+
+TEST(CapacityTest, RepeatedExpertsFit) { expect_fits(repeating(Layout::expert_major, false)); }
+TEST(CapacityTest, RepeatedExpertsFitTopk1) { expect_fits(repeating(Layout::rank_major, true)); }
+TEST(CapacityTest, RankMajorSendsARepeatedTokenOnce) {
+  expect_fits(repeating(Layout::rank_major, false));
 }
 
 // Rows count in bytes: half as many fp32 elements as bf16 ones.

@@ -34,20 +34,20 @@ GroupConfig small_config() {
   return config;
 }
 
-// A token sends at most one row per local expert, and at most topk.
+// A token may name one expert topk times: as many rows as choices, whoever has an expert at all.
 TEST(GroupConfigTest, RowsFromOneSource) {
   const GroupConfig config = small_config();
   EXPECT_EQ(config.max_rows_from_source(0, 4), 40U);
   EXPECT_EQ(config.max_rows_from_source(0, 2), 20U);
   EXPECT_EQ(config.max_rows_from_source(1, 4), 0U);
-  EXPECT_EQ(config.max_rows_from_source(2, 4), 10U);
+  EXPECT_EQ(config.max_rows_from_source(2, 4), 40U);
 }
 
 TEST(GroupConfigTest, RowsInAllCountThePaddingOfEveryExpert) {
   const GroupConfig config = small_config();
   EXPECT_EQ(config.max_rows(0), 3U * 40 + 5 * (kMaxAlignment - 1));
   EXPECT_EQ(config.max_rows(1), 0U);
-  EXPECT_EQ(config.max_rows(2), 3U * 10 + (kMaxAlignment - 1));
+  EXPECT_EQ(config.max_rows(2), 3U * 40 + (kMaxAlignment - 1));
 }
 
 TEST(GroupConfigTest, NoTokensNeedNoRows) {

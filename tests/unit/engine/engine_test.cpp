@@ -21,29 +21,19 @@ GroupConfig config_of(std::vector<std::int32_t> owner, int ranks) {
   return config;
 }
 
-TEST(PrivateBytesTest, ARankWithoutExpertsPutsNothingOut) {
-  EXPECT_EQ(private_output_bytes(config_of({0, 0}, 2), 1), 0U);
-}
-
-// A token may choose one expert several times: with owner weighting each choice is an output row,
-// though it arrives as one row only.
-TEST(PrivateBytesTest, DuplicateChoicesAreOutputRowsOfTheirOwn) {
-  const GroupConfig config = config_of({0, 1}, 2);
-  EXPECT_EQ(config.max_rows(0), 2U * 50 + 255);
-  EXPECT_EQ(private_output_bytes(config, 0), round_up(2U * 50 * 4 * 1024, kPageBytes));
-}
-
-TEST(PrivateBytesTest, PaddingMayOutnumberTheChoices) {
-  const GroupConfig config = config_of({0, 0, 0, 0, 0, 0}, 1);
-  EXPECT_EQ(config.max_rows(0), 50U * 4 + 6 * 255);
-  EXPECT_EQ(private_output_bytes(config, 0), round_up((50U * 4 + 6 * 255) * 1024, kPageBytes));
-}
-
+// x, received rows, outputs: of every slot.
 TEST(PrivateBytesTest, EverySlotHasItsAreas) {
-  const GroupConfig config = config_of({0, 1, 1}, 2);
-  const SegmentLayout layout(config, 1);
-  EXPECT_EQ(private_bytes(config, 1),
-            2 * (layout.x_area_bytes() + layout.y_area_bytes() + private_output_bytes(config, 1)));
+  for (const int rank : {0, 1, 2}) {
+    const GroupConfig config = config_of({0, 1, 1}, 3);
+    const SegmentLayout layout(config, rank);
+    EXPECT_EQ(private_bytes(config, rank), 2 * (layout.x_area_bytes() + 2 * layout.y_area_bytes()));
+  }
+}
+
+// It puts nothing out, and receives nothing.
+TEST(PrivateBytesTest, ARankWithoutExpertsNeedsXOnly) {
+  const GroupConfig config = config_of({0, 0}, 2);
+  EXPECT_EQ(private_bytes(config, 1), 2 * round_up(50 * 1024, kPageBytes));
 }
 
 TEST(TilesForTest, SmallWorkIsOneTileAndLargeWorkHasABound) {

@@ -144,11 +144,6 @@ TEST(SendPlanTest, CountsTheRowsOfEveryGroup) {
       ++want[static_cast<std::size_t>(first + ref.group)];
     }
     ASSERT_EQ(plan.group_rows, want) << "seed " << seed;
-    for (int r = 0; r < c.ranks; ++r) {
-      const auto rows = std::count_if(plan.refs.begin(), plan.refs.end(),
-                                      [r](const RowRef& ref) { return ref.rank == r; });
-      ASSERT_EQ(rows_to(plan, c.shape, r), static_cast<std::uint64_t>(rows)) << "seed " << seed;
-    }
   }
 }
 

@@ -178,8 +178,8 @@ TEST(SegmentLayoutTest, WireLayoutOfRowsAndBases) {
   EXPECT_EQ(layout.bases(0, 2, 3).bytes, 12U);
   EXPECT_EQ(layout.bases(1, 0, 3).offset, 2'887'680U + 64);
   EXPECT_EQ(layout.y(0, 64, 0, 0).offset, 2'891'776U);
-  // 4 sources x 100 tokens x 3 experts, and 255 padding rows for each expert.
-  EXPECT_EQ(layout.y_area_bytes(), round_up((1200U + 765) * 14336, 4096));
+  // 4 sources x 100 tokens x 8 choices, and 255 padding rows for each of 3 experts.
+  EXPECT_EQ(layout.y_area_bytes(), round_up((3200U + 765) * 14336, 4096));
   EXPECT_EQ(layout.y(1, 64, 3, 1).offset, 2'891'776U + layout.y_area_bytes() + 192);
   EXPECT_EQ(layout.bytes(), 2'891'776U + 2 * layout.y_area_bytes());
 }

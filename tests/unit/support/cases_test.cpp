@@ -28,17 +28,7 @@ TEST(CasesTest, OneSeedGivesOneCase) {
   EXPECT_NE(describe(a), describe(make_case(8, {})));
 }
 
-// Rows that one source sends to each rank, one per (token, k).
-std::map<int, std::int64_t> rows_sent(const Problem& problem, const RankInput& input) {
-  const std::vector<std::int32_t> owners = owners_of(problem);
-  std::map<int, std::int64_t> rows;
-  for (const std::int32_t id : input.topk_idx) {
-    if (id >= 0) ++rows[owners[index(id)]];
-  }
-  return rows;
-}
-
-TEST(CasesTest, NoRankSendsMoreThanItMay) {
+TEST(CasesTest, NoRankHasMoreTokensThanDeclared) {
   for (std::uint64_t seed = 1; seed <= 200; ++seed) {
     const Case c = make_case(seed, {});
     for (const Operation& operation : c.operations) {
@@ -46,11 +36,6 @@ TEST(CasesTest, NoRankSendsMoreThanItMay) {
       for (const RankInput& input : problem.ranks) {
         ASSERT_LE(input.tokens, c.options.max_tokens);
         ASSERT_EQ(std::ssize(input.topk_idx), input.tokens * problem.topk);
-        if (problem.layout == Layout::rank_major && !problem.topk1) continue;
-        for (const auto& [rank, rows] : rows_sent(problem, input)) {
-          const auto local = std::ssize(experts_of(problem, rank));
-          ASSERT_LE(rows, c.options.max_tokens * std::min<std::int64_t>(problem.topk, local));
-        }
       }
     }
   }
