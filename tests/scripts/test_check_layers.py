@@ -45,7 +45,7 @@ class CheckLayers(CheckCase):
         self.bad("src/base/math.hpp", '"../memory/word.hpp"', "base must not depend on memory")
 
     def test_public_headers(self):
-        self.bad("src/engine/engine.hpp", "<ubep/handle.hpp>", "only api includes")
+        self.bad("src/plan/plan.hpp", "<ubep/dispatch.hpp>", "only api includes")
         self.bad("include/ubep/dispatch.hpp", '"base/math.hpp"', "public headers only")
         self.bad("include/ubep/types.hpp", "<ubep/dispatch.hpp>", "vocabulary headers only")
 
