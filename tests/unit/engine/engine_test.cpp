@@ -33,7 +33,7 @@ TEST(PrivateBytesTest, EverySlotHasItsAreas) {
 // It puts nothing out, and receives nothing.
 TEST(PrivateBytesTest, ARankWithoutExpertsNeedsXOnly) {
   const GroupConfig config = config_of({0, 0}, 2);
-  EXPECT_EQ(private_bytes(config, 1), 2 * round_up(50 * 1024, kPageBytes));
+  EXPECT_EQ(private_bytes(config, 1), 2 * round_up(51'200, kPageBytes));
 }
 
 TEST(TilesForTest, SmallWorkIsOneTileAndLargeWorkHasABound) {

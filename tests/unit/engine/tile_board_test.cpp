@@ -108,7 +108,7 @@ TEST(TileBoardTest, EachRowExactlyOnceOnManyLanes) {
   constexpr int kLanes = 4;
   constexpr std::uint32_t kPeers = 8;
   constexpr std::uint32_t kRows = 500;
-  TileBoard board(kPeers * 4);
+  TileBoard board(std::size_t{kPeers} * 4);
   std::vector<std::vector<int>> done(kPeers, std::vector<int>(kRows));  // no atomics: TSan watches
   std::atomic<bool> stop = false;
   std::vector<std::thread> lanes;

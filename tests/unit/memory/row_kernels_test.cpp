@@ -297,19 +297,20 @@ TEST_P(RowKernelsTest, ProductsAreRoundedBeforeTheyAreAdded) {
 }
 
 TEST_P(RowKernelsTest, BothPoliciesGiveTheSameBits) {
+  constexpr std::size_t kBytes = 4100;
   Random random(9);
   Terms terms{.dtype = DType::bf16};
   for (int r = 0; r < 3; ++r) {
-    std::vector<Bits> row(2050);
+    std::vector<Bits> row(kBytes / 2);
     for (Bits& bits : row) bits = random_element(terms.dtype, random);
     terms.add(row);
   }
-  Output near(round_up(2050 * 2, 64));
-  Output far(round_up(2050 * 2, 64));
+  Output near(round_up(kBytes, 64));
+  Output far(round_up(kBytes, 64));
   sum_rows_with(Store::near, terms.sum(), near.data());
   sum_rows_with(Store::far, terms.sum(), far.data());
   store_fence();
-  EXPECT_EQ(std::memcmp(near.data(), far.data(), 2050 * 2), 0);
+  EXPECT_EQ(std::memcmp(near.data(), far.data(), kBytes), 0);
 }
 
 }  // namespace

@@ -141,7 +141,7 @@ TEST(SendPlanTest, CountsTheRowsOfEveryGroup) {
                                               : static_cast<std::size_t>(c.ranks));
     for (const RowRef& ref : plan.refs) {
       const std::int32_t first = by_expert ? c.experts.first[ref.rank] : ref.rank;
-      ++want[static_cast<std::size_t>(first + ref.group)];
+      ++want[static_cast<std::size_t>(first) + ref.group];
     }
     ASSERT_EQ(plan.group_rows, want) << "seed " << seed;
   }

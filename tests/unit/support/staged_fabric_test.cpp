@@ -10,7 +10,7 @@
 namespace ubep::test {
 namespace {
 
-constexpr std::uint64_t kBytes = 16 * 1024;
+constexpr std::uint64_t kBytes = 16'384;
 constexpr std::uint64_t kFlag = kFabricHeaderBytes;
 constexpr Range kRow{4096, 128};
 

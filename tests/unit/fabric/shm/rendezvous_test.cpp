@@ -24,7 +24,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::uint64_t kBytes = 16 * 1024;
+constexpr std::uint64_t kBytes = 16'384;
 
 struct Outcome {
   bool joined = false;

@@ -26,7 +26,7 @@
 namespace ubep {
 namespace {
 
-constexpr std::uint64_t kBytes = 64 * 1024;
+constexpr std::uint64_t kBytes = 65'536;
 
 Deadline soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(20); }
 
