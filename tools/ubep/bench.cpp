@@ -334,6 +334,33 @@ void print_rank_scaling(const BenchResult& result, std::FILE* out) {
   }
 }
 
+// What the table has no room for: all figures of each operation, and what each point cost.
+void print_details(const BenchResult& result, std::FILE* out) {
+  const auto figures = [out](const char* operation, const std::optional<Timing>& timing) {
+    const Summary& us = timing->us;
+    fmt::print(out,
+               "           {:<10} avg {:.1f}  min {:.1f}  p50 {:.1f}  p99 {:.1f}  max {:.1f} us\n",
+               operation, us.avg, us.min, us.p50, us.p99, us.max);
+  };
+  for (const Point& point : result.points) {
+    fmt::print(
+        out,
+        "point    {} ranks, {} tokens: load max/mean {:.2f} by expert, {:.2f} by rank; first "
+        "call {:.0f} us; {:.2f} cores used; memory {} MiB reserved, {} MiB resident\n",
+        point.ranks, fmt::join(point.tokens, ","), point.load.expert_max_over_mean,
+        point.load.rank_max_over_mean, *point.first_call_us, *point.cores_used,
+        point.memory->reserved >> 20, point.memory->resident >> 20);
+    for (const PathResult& path : point.paths) {
+      fmt::print(out, "         {}:{}@{} ({}, {})\n", path.path, path.variant, path.layout,
+                 path.chosen_by, path.reason);
+      figures("dispatch", path.dispatch);
+      figures("combine", path.combine);
+      figures("round trip", path.round_trip);
+      figures("cycle", path.cycle);
+    }
+  }
+}
+
 void print_checks(const BenchResult& result, std::FILE* out) {
   std::int64_t mismatches = 0;
   for (const Point& point : result.points) mismatches += point.check->mismatches;
@@ -344,6 +371,7 @@ void print_checks(const BenchResult& result, std::FILE* out) {
 void write_result(const BenchOptions& options, const BenchResult& result) {
   std::FILE* text = options.json == "-" ? stderr : stdout;
   print_table(result, text);
+  print_details(result, text);
   if (!options.compare_ranks.empty()) print_rank_scaling(result, text);
   if (options.check) print_checks(result, text);
   if (options.json.empty()) return;
