@@ -191,14 +191,7 @@ Point collect(Stage& stage, const BenchPlan& plan) {
   point.ranks = static_cast<int>(plan.tokens.size());
   point.tokens = plan.tokens;
   point.load = load_of(plan);
-  CommunicatorOptions options;
-  options.num_experts = plan.options.experts;
-  options.expert_rank = plan.expert_rank;
-  options.max_tokens = plan.max_tokens;
-  options.max_hidden = plan.options.hidden;
-  options.max_dtype = plan.options.dtype_value;
-  options.max_topk = plan.options.topk;
-  options.slots = plan.options.slots;
+  const CommunicatorOptions options = communicator_options(plan);
   MemoryUse memory;
   for (int r = 0; r < point.ranks; ++r) {
     memory.reserved += Communicator::plan_memory(options, r, point.ranks).reserved_bytes();

@@ -43,19 +43,6 @@ double resident_bytes() {
   return 0;
 }
 
-CommunicatorOptions communicator_options(const BenchPlan& plan) {
-  CommunicatorOptions options;
-  options.num_experts = plan.options.experts;
-  options.expert_rank = plan.expert_rank;
-  options.max_tokens = plan.max_tokens;
-  options.max_hidden = plan.options.hidden;
-  options.max_dtype = plan.options.dtype_value;
-  options.max_topk = plan.options.topk;
-  options.slots = plan.options.slots;
-  options.store = plan.options.store_value;
-  return options;
-}
-
 struct Stopped {};  // another rank failed first
 
 // A row matrix of its own memory.
@@ -307,6 +294,19 @@ class RankBench {
 };
 
 }  // namespace
+
+CommunicatorOptions communicator_options(const BenchPlan& plan) {
+  CommunicatorOptions options;
+  options.num_experts = plan.options.experts;
+  options.expert_rank = plan.expert_rank;
+  options.max_tokens = plan.max_tokens;
+  options.max_hidden = plan.options.hidden;
+  options.max_dtype = plan.options.dtype_value;
+  options.max_topk = plan.options.topk;
+  options.slots = plan.options.slots;
+  options.store = plan.options.store_value;
+  return options;
+}
 
 std::size_t stage_doubles(const BenchPlan& plan) {
   return BenchScalars::count +

@@ -59,6 +59,7 @@ struct BenchScalars {
   };
 };
 std::size_t stage_doubles(const BenchPlan& plan);
+CommunicatorOptions communicator_options(const BenchPlan& plan);
 
 // Returns the exit code; failures are told to the stage.
 int run_bench_rank(const Bootstrap& bootstrap, const BenchPlan& plan, Stage& stage);
