@@ -233,10 +233,6 @@ bool EngineImpl<F>::gather_token(Op& op, std::uint32_t token, TokenRows& out) {
     if ((ready & bit(ref.rank)) == 0) return false;
     if ((absent & bit(ref.rank)) != 0) {
       out.complete = false;
-      // A lost row may have been the last of its partial sum.
-      if (!plan.group_end.empty() && plan.group_end[i] != 0 && out.count > 0) {
-        out.ends[out.count - 1] = 1;
-      }
       continue;
     }
     const std::uint64_t row =

@@ -67,6 +67,9 @@ Status EngineImpl<F>::start_dispatch(const ConstRows& x, const RoutingView& rout
                                      const DispatchOptions& options, HandleState& handle) {
   if (!failed_.ok()) return failed_;
   check_input(x);
+  if (options.path == Path::read && !fabric_.facts().mapped) {
+    throw Error(ErrorCode::invalid_argument, "path is read, expected pull: peers are not mapped");
+  }
   std::uint64_t epoch = 0;
   const Status status = next_slot(input_reserved_ && x.data == input_data_, epoch);
   if (!status.ok()) return status;
@@ -230,7 +233,8 @@ int EngineImpl<F>::advance_dispatch(Op& op) {
     ++done;
   }
   if (!failed_.ok()) return done;
-  const bool may_replace_plan = !op.cached || op.absent == 0 || op.receive.idle();
+  // Replacing a repeated plan: no lane may still be at work by the old one.
+  const bool may_replace_plan = !op.cached || op.absent == 0 || (op.sent && op.receive.idle());
   if (op.waiting == 0 && !op.placed && may_replace_plan) {
     place_rows(op);
     op.placed = true;

@@ -6,9 +6,10 @@
 //                  Acquiring again names the same fetch; release ends it.
 // abandon          lets go of everything acquired of, or being fetched from, a range: nobody waits
 //                  for it any more, and a later acquire must see later bytes.
-// prepare          own bytes that will be written soon, from the start of an area: made resident
-// now. claim/commit     own bytes for writing; after commit and the next flag peers may acquire
-// them. load_flag        acquires: everything the writer of that value stored before it is visible.
+// prepare          own bytes that will be written soon, from the start of an area: resident now.
+// claim/commit     own bytes for writing, always at the same address; after commit and the next
+//                  flag peers may acquire them.
+// load_flag        acquires: everything the writer of that value stored before it is visible.
 // store_flag       publishes: everything stored (and committed) before.
 // order            an ordering by name, called by each lane that stored data.
 // progress         moves transfers on; returns the work done. Never waits.

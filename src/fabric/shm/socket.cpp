@@ -138,7 +138,7 @@ long Socket::receive(void* data, std::size_t bytes, std::vector<int>& fds,
   message.msg_control = control;
   message.msg_controllen = sizeof(control);
   const ssize_t got = ::recvmsg(fd_, &message, MSG_CMSG_CLOEXEC);
-  if (got <= 0) return -1;
+  if (got < 0) return -1;
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
        header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
@@ -147,7 +147,10 @@ long Socket::receive(void* data, std::size_t bytes, std::vector<int>& fds,
     fds.resize(first + count);
     std::memcpy(fds.data() + first, CMSG_DATA(header), count * sizeof(int));
   }
-  return got;
+  if (got > 0 && (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0) return got;
+  for (int fd : fds) ::close(fd);  // nobody will look at them
+  fds.clear();
+  return -1;
 }
 
 }  // namespace ubep
