@@ -1,4 +1,5 @@
-// Everything a user may include, in reading order.
+// Everything a user may include. To read: types, status, bootstrap, communicator, dispatch, handle,
+// combine, stats.
 #pragma once
 
 #include "ubep/bootstrap.hpp"     // IWYU pragma: export

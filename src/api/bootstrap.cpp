@@ -1,16 +1,18 @@
 #include "ubep/bootstrap.hpp"
 
 #include <fmt/format.h>
+#include <poll.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <charconv>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "base/group_config.hpp"
 #include "fabric/shm/rendezvous.hpp"
@@ -73,30 +75,39 @@ class ChildrenCanBeAwaited {
   bool replaced_ = false;
 };
 
+int reap(pid_t child) {
+  int status = 0;
+  pid_t reaped = -1;
+  while ((reaped = waitpid(child, &status, 0)) < 0 && errno == EINTR) {
+  }
+  if (reaped < 0) return kUncaught;  // somebody else reaped it: how it ended is lost
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
 // Waits for all children, in the order in which they end; other children of the caller are left be.
 std::vector<int> wait_for(const std::vector<pid_t>& children,
                           const std::function<void(int rank, int status)>& on_exit) {
-  std::vector<int> statuses(children.size(), -1);
-  for (std::size_t left = children.size(); left > 0; --left) {
-    siginfo_t ended = {};
-    // WNOWAIT looks without reaping, so that only our own children are reaped below.
-    while (waitid(P_ALL, 0, &ended, WEXITED | WNOWAIT) < 0 && errno == EINTR) {
-    }  // (any other failure leaves si_pid 0: then one of ours is awaited below)
-    auto it = std::find(children.begin(), children.end(), ended.si_pid);
-    if (it == children.end()) {  // somebody else's: take ours one by one instead
-      it = std::find_if(children.begin(), children.end(), [&](const pid_t& child) {
-        return statuses[static_cast<std::size_t>(&child - children.data())] < 0;
-      });
+  std::vector<int> statuses(children.size());
+  std::size_t left = children.size();
+  const auto ended = [&](std::size_t r) {
+    statuses[r] = reap(children[r]);
+    --left;
+    if (on_exit) on_exit(static_cast<int>(r), statuses[r]);
+  };
+  std::vector<pollfd> running;  // a process descriptor is readable once its process has ended
+  for (std::size_t r = 0; r < children.size(); ++r) {
+    const auto fd = static_cast<int>(syscall(SYS_pidfd_open, children[r], 0));
+    running.push_back({fd, POLLIN, 0});
+    if (fd < 0) ended(r);  // none to be had: this one is waited for first
+  }
+  while (left > 0) {
+    while (poll(running.data(), running.size(), -1) < 0 && errno == EINTR) {
     }
-    const auto rank = static_cast<std::size_t>(it - children.begin());
-    int status = 0;
-    pid_t reaped = -1;
-    while ((reaped = waitpid(*it, &status, 0)) < 0 && errno == EINTR) {
+    for (std::size_t r = 0; r < running.size(); ++r) {
+      if (running[r].fd < 0 || running[r].revents == 0) continue;
+      ended(r);
+      close(std::exchange(running[r].fd, -1));
     }
-    statuses[rank] = reaped < 0 ? kUncaught  // somebody else reaped it: how it ended is lost
-                     : WIFEXITED(status) ? WEXITSTATUS(status)
-                                         : 128 + WTERMSIG(status);
-    if (on_exit) on_exit(static_cast<int>(rank), statuses[rank]);
   }
   return statuses;
 }

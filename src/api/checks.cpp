@@ -158,6 +158,10 @@ void check_combine(const CombineArgs& args, const HandleState& h) {
   check(args.out, "out", h.routed->send.num_tokens);
   const bool given = args.y.data != nullptr || args.y.num_rows != 0;
   if (given) check(args.y, "y", h.output.num_rows);
+  if (given && args.y.data == h.output.data && args.y.stride() != h.output.stride()) {
+    refuse("y.stride_bytes is {} in expert_output(), expected {}", args.y.stride(),
+           h.output.stride());
+  }
 }
 
 }  // namespace ubep

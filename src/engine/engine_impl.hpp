@@ -23,6 +23,8 @@
 
 namespace ubep {
 
+inline constexpr int kClaimTries = 1'000'000;  // of a caller that has already waited long
+
 template <Fabric F>
 class EngineImpl final : public Engine {
  public:
@@ -389,8 +391,13 @@ void EngineImpl<F>::look_for_losses() {
 
 template <Fabric F>
 Status EngineImpl<F>::waits_for(const HandleState& handle) const {
-  // claims: the control part, for the list of operations.
-  if (!control_.try_claim(1, 0)) return not_ready(handle.kind, "another lane is at work");
+  // claims: the control part, for the list of operations. Lanes leave it after a short while, but
+  // may take it again at once.
+  int tries = 0;
+  while (!control_.try_claim(1, 0)) {
+    if (++tries == kClaimTries) return not_ready(handle.kind, "another lane is at work");
+    cpu_relax();
+  }
   Status status = describe_wait(handle);
   control_.store_release(1);  // publishes: nothing; gives control back
   return status;

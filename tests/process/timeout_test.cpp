@@ -3,9 +3,11 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "support/ranks.hpp"
 #include "support/worker.hpp"
@@ -62,6 +64,40 @@ TEST_P(TimeoutTest, DispatchNamesTheMissingAndResumes) {
           status, std::chrono::duration_cast<milliseconds>(steady_clock::now() - start));
       EXPECT_EQ(status.kind, OpKind::dispatch);
       EXPECT_EQ(comm.poll(worker.handle).code, Code::not_ready);
+    }
+    ASSERT_TRUE(wait_patiently(comm, worker.handle).ok());
+    EXPECT_EQ(worker.received_difference(), "");
+    ASSERT_TRUE(worker.start_combine(comm).ok());
+    ASSERT_TRUE(wait_patiently(comm, worker.handle).ok());
+    EXPECT_EQ(worker.out_difference(), "");
+  });
+}
+
+// Lanes that never stop stepping must not keep a waiting one from saying who is awaited.
+TEST_P(TimeoutTest, BusyLanesDoNotHideTheMissing) {
+  const Problem problem = make_problem({.ranks = 3});
+  constexpr int kLanes = 4;
+  run_ranks(GetParam(), 3, [&](const Bootstrap& bootstrap) {
+    Communicator comm = Communicator::create(bootstrap, impatient(problem));
+    Worker worker(problem, bootstrap.rank);
+    if (bootstrap.rank == 2) {
+      std::this_thread::sleep_for(kLate);
+      ASSERT_TRUE(worker.start_dispatch(comm).ok());
+    } else {
+      ASSERT_TRUE(worker.start_dispatch(comm).ok());
+      std::atomic<bool> stop{false};
+      std::vector<std::thread> lanes;
+      for (int lane = 1; lane < kLanes; ++lane) {
+        lanes.emplace_back([&, lane] {
+          while (!stop) comm.step(lane, kLanes);
+        });
+      }
+      const auto start = steady_clock::now();
+      const Status status = comm.wait(worker.handle);
+      const auto took = std::chrono::duration_cast<milliseconds>(steady_clock::now() - start);
+      stop = true;
+      for (std::thread& lane : lanes) lane.join();
+      expect_timeout_of_rank_2(status, took);
     }
     ASSERT_TRUE(wait_patiently(comm, worker.handle).ok());
     EXPECT_EQ(worker.received_difference(), "");

@@ -315,6 +315,17 @@ TEST_P(CombineMisuseTest, Throws) {
   EXPECT_EQ(alone.worker.out_difference(), "");
 }
 
+TEST(OutputMisuseTest, TheOutputsInPlaceAtAnotherStride) {
+  Alone alone;
+  ASSERT_TRUE(alone.worker.dispatch(alone.comm).ok());
+  std::vector<std::byte> memory(4096);
+  ConstRows y = alone.worker.handle.expert_output();
+  y.stride_bytes += 64;
+  const CombineArgs args{.out = {memory.data(), 4, 24, DType::bf16}, .y = y};
+  expect_error(ErrorCode::invalid_argument, {"y.stride_bytes", "128", "64"},
+               [&] { (void)alone.comm.start_combine(alone.worker.handle, args); });
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Shapes, CombineMisuseTest,
     testing::Values(
