@@ -18,7 +18,7 @@ void check_bootstrap(const Bootstrap& bootstrap);
 void check_rows(const ConstRows& rows, const char* argument, const GroupConfig& config);
 void check_routing(const Routing& routing, std::int64_t num_tokens, const GroupConfig& config);
 // Returns the options with nothing left `automatic`.
-DispatchOptions resolve(const DispatchOptions& options);
+DispatchOptions resolve(const DispatchOptions& options, const GroupConfig& config);
 void check_combine(const CombineArgs& args, const HandleState& handle);
 
 }  // namespace ubep

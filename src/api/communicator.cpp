@@ -49,12 +49,16 @@ AgreedFields agreed_fields(const GroupConfig& config) {
            {"max_tokens", static_cast<std::uint64_t>(config.max_tokens)},
            {"max_hidden x max_dtype (bytes)", config.max_row_bytes},
            {"max_topk", static_cast<std::uint64_t>(config.max_topk)},
-           {"slots", static_cast<std::uint64_t>(config.slots)}}};
+           {"slots", static_cast<std::uint64_t>(config.slots)},
+           {"expert_capacity", static_cast<std::uint64_t>(config.expert_capacity)},
+           {"push", config.push ? 1U : 0U},
+           {"bsp", config.bsp ? 1U : 0U}}};
 }
 
 MemoryPlan plan_of(const GroupConfig& config, int rank) {
   MemoryPlan plan;
-  plan.shared_bytes = SegmentLayout(config, rank).bytes();
+  const SegmentLayout layout(config, rank);
+  plan.shared_bytes = layout.bytes() + layout.inbox_bytes();
   plan.private_bytes = private_bytes(config, rank);
   // Per slot: the record, x, and for a balanced routing topk rows per token received and put out.
   const auto choices =
@@ -206,9 +210,12 @@ Communicator Communicator::create(const Bootstrap& bootstrap, const Communicator
                       .job = bootstrap.job,
                       .deadline = Clock::now() + std::min(bootstrap.timeout, kLongest),
                       .fields = agreed_fields(impl->config),
-                      .segment_bytes = {}};
+                      .segment_bytes = {},
+                      .inbox_bytes = {}};
   for (int r = 0; r < bootstrap.size; ++r) {
-    request.segment_bytes.push_back(SegmentLayout(impl->config, r).bytes());
+    const SegmentLayout layout(impl->config, r);
+    request.segment_bytes.push_back(layout.bytes());
+    if (impl->config.push) request.inbox_bytes.push_back(layout.inbox_bytes());
   }
   impl->fabric = ShmFabric::join(request, bootstrap.threads.get());
 
@@ -249,7 +256,7 @@ Status Communicator::start_dispatch(const ConstRows& x, const Routing& routing,
   HandleState& h = *handle.state_;
   Impl::check_free(h);
   check_rows(x, "x", impl.config);
-  const DispatchOptions resolved = resolve(options);
+  const DispatchOptions resolved = resolve(options, impl.config);
   if (x.num_rows > impl.config.max_tokens) return impl.too_many_tokens(x);
   check_routing(routing, x.num_rows, impl.config);
   const Status status =
@@ -270,7 +277,7 @@ Status Communicator::start_dispatch(const ConstRows& x, const Handle& cached, Ha
   impl.check_ours(c);
   Impl::check_free(h);
   const Code code = Impl::state_of(c).code;
-  const bool dispatched = code == Code::ok || code == Code::peer_lost;
+  const bool dispatched = code == Code::ok || code == Code::peer_lost || code == Code::no_capacity;
   if (c.kind == OpKind::none || (c.kind == OpKind::dispatch && !dispatched)) {
     throw Error(ErrorCode::misuse, "cached: the dispatch of this handle is not complete");
   }

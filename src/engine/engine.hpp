@@ -43,6 +43,9 @@ class Engine {
 struct EngineOptions {
   GroupConfig config;
   Store store = Store::far;  // resolved
+  // A pushing source sums its bases itself while ranks x experts is at most this; beyond it, it
+  // waits for the owners' tables.
+  std::int64_t most_counts = 16 * 1024;
 };
 
 // Bytes of a rank's private row areas.

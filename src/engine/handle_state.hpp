@@ -24,6 +24,10 @@ struct Routed {
   std::uint64_t origin = 0;  // epoch of the dispatch that made it
   SendPlan send;
   ReceivePlan receive;
+  // push, bsp
+  std::vector<SourceRows> outgoing;                // [R] own rows for each owner
+  std::vector<std::vector<std::uint32_t>> counts;  // [R] rows of each source by expert position
+  std::vector<std::uint32_t> first_entry;          // [R] bsp: of this rank at each source
 };
 
 namespace detail {
@@ -35,6 +39,7 @@ struct HandleState {
   std::uint64_t epoch = 0;
   int hidden = 0;
   DType dtype = DType::bf16;
+  Store store = Store::far;  // from dispatch to combine
 
   // Lease.
   bool leased = false;

@@ -45,7 +45,8 @@ class Worker {
   Status combine(Communicator& comm);
   Status start_combine(Communicator& comm);
 
-  // "" or the first difference from the reference; rows of sources that were lost are absent.
+  // "" or the first difference from the reference; rows of sources that were lost are absent, or
+  // zero.
   std::string received_difference() const;
   // "" or the first difference in tokens that are marked valid; a token may be marked invalid only
   // when it chose an expert of a rank in `lost`.

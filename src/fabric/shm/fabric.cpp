@@ -23,6 +23,9 @@ std::unique_ptr<ShmFabric> ShmFabric::join(const JoinRequest& request,
                                            detail::ThreadRendezvous* threads) {
   const auto bytes = request.segment_bytes[static_cast<std::size_t>(request.rank)];
   auto own = std::make_shared<Segment>(Segment::create(bytes, request.rank));
+  if (!request.inbox_bytes.empty()) {
+    own->set_inbox(Inbox::create(request.inbox_bytes[static_cast<std::size_t>(request.rank)]));
+  }
   ProbeResult probe;
   Segments segments =
       threads != nullptr ? threads->join(request, own) : join_processes(request, own, probe);
@@ -36,6 +39,7 @@ std::unique_ptr<ShmFabric> ShmFabric::join(const JoinRequest& request,
 ShmFabric::ShmFabric(int rank, Segments segments, bool threads)
     : rank_(rank), threads_(threads), pid_(getpid()), segments_(std::move(segments)) {
   for (const auto& segment : segments_) base_.push_back(segment->data());
+  for (const auto& segment : segments_) inbox_.push_back(segment->inbox().data());
   own_ = segments_[static_cast<std::size_t>(rank)]->data();
   facts_.mapped = true;
   facts_.atomic_bytes = 8;

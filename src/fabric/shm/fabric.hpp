@@ -32,6 +32,12 @@ class ShmFabric {
   std::byte* claim(Range range) { return own_ + range.offset; }
   void commit(Range) const {}
 
+  std::byte* inbox(Range range) { return claim_at(rank_, range); }
+  std::byte* claim_at(int rank, Range range) {
+    return inbox_[static_cast<std::size_t>(rank)] + range.offset;
+  }
+  void commit_at(int, Range) const {}
+
   std::uint64_t load_flag(int rank, std::uint64_t offset) const {
     // acquires: what `rank` stored before this value; the caller says what that is.
     return SharedWord(at(rank) + offset).load_acquire();
@@ -66,6 +72,7 @@ class ShmFabric {
   Segments segments_;
   std::vector<const std::byte*> base_;
   std::byte* own_;
+  std::vector<std::byte*> inbox_;
   FabricFacts facts_;
   std::vector<SideBySide> windows_;
   std::vector<Range> prepared_;  // start of an area, bytes made resident

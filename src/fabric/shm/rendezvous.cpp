@@ -59,6 +59,24 @@ std::string difference(const AgreedFields& mine, int my_rank, const std::uint64_
   return {};
 }
 
+// What a rank hands to its peers: its segment and, where peers push, its inbox.
+std::vector<int> descriptors_of(const Segment& segment) {
+  std::vector<int> fds{segment.fd()};
+  if (segment.inbox().fd() >= 0) fds.push_back(segment.inbox().fd());
+  return fds;
+}
+
+// Takes over the descriptors at `fds`, and marks each as taken (-1).
+std::shared_ptr<Segment> attach_peer(const JoinRequest& request, int rank, int* fds) {
+  const auto i = static_cast<std::size_t>(rank);
+  auto segment = std::make_shared<Segment>(
+      Segment::attach(std::exchange(fds[0], -1), request.segment_bytes[i], rank));
+  if (!request.inbox_bytes.empty() && request.inbox_bytes[i] != 0) {
+    segment->set_inbox(Inbox::attach(std::exchange(fds[1], -1), request.inbox_bytes[i], rank));
+  }
+  return segment;
+}
+
 // Rank 0's side.
 class Host {
  public:
@@ -87,11 +105,13 @@ class Host {
     Peer(const Peer&) = delete;
     Peer& operator=(const Peer&) = delete;
     ~Peer() {
-      if (fd >= 0) ::close(fd);
+      for (int fd : fds) {
+        if (fd >= 0) ::close(fd);
+      }
     }
 
     Socket socket;
-    int fd = -1;  // of its segment, until that is attached
+    std::vector<int> fds;  // segment and inbox, until they are attached
     int pid = 0;
     double one_way_ns = 0;
   };
@@ -114,23 +134,24 @@ class Host {
     Hello hello = {};
     std::vector<int> fds;
     const long got = socket.receive(&hello, sizeof(hello), fds, deadline);
-    if (got != sizeof(hello) || fds.size() != 1 || hello.magic != kMagic) {
+    if (got != sizeof(hello) || fds.empty() || fds.size() > 2 || hello.magic != kMagic) {
       for (int fd : fds) ::close(fd);
       return;  // connected and left, or something else that knows the name
     }
-    admit(hello, std::move(socket), fds[0]);
+    admit(hello, std::move(socket), std::move(fds));
   }
 
-  void admit(const Hello& hello, Socket socket, int fd) {
-    const std::string complaint = complaint_about(hello);
+  void admit(const Hello& hello, Socket socket, std::vector<int> fds) {
+    std::string complaint = complaint_about(hello);
+    if (complaint.empty() && fds.size() != own_fds_.size()) complaint = "inboxes differ";
     if (!complaint.empty()) {
-      ::close(fd);
+      for (int fd : fds) ::close(fd);
       refused_.push_back(std::move(socket));
       fail(complaint);
     }
     Peer& peer = peers_[static_cast<std::size_t>(hello.rank)];
     peer.socket = std::move(socket);
-    peer.fd = fd;
+    peer.fds = std::move(fds);
     peer.pid = peer.socket.peer_pid();
   }
 
@@ -183,9 +204,10 @@ class Host {
   // Every rank gets the descriptors of all others, in rank order.
   void hand_out() {
     for (int r = 1; r < request_.size; ++r) {
-      std::vector<int> fds{own_->fd()};
+      std::vector<int> fds = own_fds_;
       for (int q = 1; q < request_.size; ++q) {
-        if (q != r) fds.push_back(peers_[static_cast<std::size_t>(q)].fd);
+        const std::vector<int>& theirs = peers_[static_cast<std::size_t>(q)].fds;
+        if (q != r) fds.insert(fds.end(), theirs.begin(), theirs.end());
       }
       Order order = {};
       order.kind = Order::Kind::segments;
@@ -198,9 +220,9 @@ class Host {
   Segments attach_all() {
     Segments segments{own_};
     for (int r = 1; r < request_.size; ++r) {
-      const auto i = static_cast<std::size_t>(r);
-      segments.push_back(std::make_shared<Segment>(
-          Segment::attach(std::exchange(peers_[i].fd, -1), request_.segment_bytes[i], r)));
+      std::vector<int>& fds = peers_[static_cast<std::size_t>(r)].fds;
+      segments.push_back(attach_peer(request_, r, fds.data()));
+      fds.clear();
     }
     return segments;
   }
@@ -240,6 +262,7 @@ class Host {
 
   const JoinRequest& request_;
   std::shared_ptr<Segment> own_;
+  std::vector<int> own_fds_ = descriptors_of(*own_);
   std::vector<Peer> peers_;
   std::vector<Socket> refused_;
 };
@@ -294,7 +317,7 @@ class Guest {
     hello.size = request_.size;
     hello.pid = getpid();
     for (std::size_t i = 0; i < kMaxAgreedFields; ++i) hello.fields[i] = request_.fields[i].value;
-    return socket_.send(&hello, sizeof(hello), {own_->fd()});
+    return socket_.send(&hello, sizeof(hello), descriptors_of(*own_));
   }
 
   bool receive(Order& order, std::vector<int>& fds) {
@@ -310,17 +333,15 @@ class Guest {
 
   Segments attach(const Order& order, std::vector<int>& fds) {
     const auto size = static_cast<std::size_t>(request_.size);
-    if (order.kind != Order::Kind::segments || fds.size() != size - 1) {
+    const std::size_t each = descriptors_of(*own_).size();
+    if (order.kind != Order::Kind::segments || fds.size() != (size - 1) * each) {
       fail("rank 0 sent an unexpected message");
     }
     Segments segments;
-    std::size_t next = 0;
+    int* next = fds.data();
     for (int r = 0; r < request_.size; ++r) {
-      segments.push_back(r == request_.rank
-                             ? own_
-                             : std::make_shared<Segment>(Segment::attach(
-                                   std::exchange(fds[next++], -1),
-                                   request_.segment_bytes[static_cast<std::size_t>(r)], r)));
+      segments.push_back(r == request_.rank ? own_ : attach_peer(request_, r, next));
+      if (r != request_.rank) next += each;
     }
     return segments;
   }
