@@ -11,6 +11,7 @@
 #include <span>
 
 #include "ubep/dispatch.hpp"
+#include "ubep/stats.hpp"
 #include "ubep/types.hpp"
 
 namespace ubep {
@@ -37,6 +38,9 @@ class Handle {
   // After combine: [num_tokens], 1 = every chosen expert of the token contributed. Tokens whose
   // experts were lost with a peer have 0.
   std::span<const std::uint8_t> valid_tokens() const;
+
+  // Of the latest dispatch that is complete, and its combine once that is.
+  OperationStats stats() const;
 
   bool holds_lease() const;
   std::uint64_t epoch() const;  // of the latest dispatch; 0 = never dispatched

@@ -8,8 +8,8 @@
 
 namespace ubep {
 
-// Bytes of one rank. `shared_bytes` is the size of its segment and `private_bytes` of its private
-// row areas: both are address space, resident only as far as they were used.
+// Bytes of one rank. `shared_bytes` is the size of its segment and inbox and `private_bytes` of its
+// private row areas: both are address space, resident only as far as they were used.
 struct MemoryPlan {
   std::size_t shared_bytes = 0;
   std::size_t private_bytes = 0;
@@ -18,6 +18,17 @@ struct MemoryPlan {
   std::size_t expected_resident_bytes = 0;
 
   std::size_t reserved_bytes() const { return shared_bytes + private_bytes; }
+};
+
+// One dispatch of this rank, and its combine.
+struct OperationStats {
+  Path path = Path::automatic;  // what `automatic` became
+  Store store = Store::far;     // how its lines that cross between ranks are stored
+  const char* reason = "";      // why that path
+  // Payload bytes that this rank copied: into shared memory, and to the place where the rows are
+  // received. Sums are not copies.
+  std::uint64_t dispatch_copied_bytes = 0;
+  std::uint64_t combine_copied_bytes = 0;
 };
 
 struct CommunicatorFacts {

@@ -100,9 +100,10 @@ int EngineImpl<F>::send_outputs(Op& op, Tile& tile) {
   const std::uint64_t limit = op.line.capacity;
   const std::uint32_t begin = tile.next;
   std::size_t group = 0;
-  fabric_.work({owner ? Work::Kind::reduce : Work::Kind::copy, (tile.end - begin) * bytes});
+  std::uint64_t done = 0;
   for (; tile.next < tile.end; ++tile.next) {
     const std::uint64_t row = row_index(h, q, tile.next, group);
+    done += bytes;
     if (limit != 0 && row >= (group + 1) * limit) continue;  // beyond the expert's capacity
     if (back) {
       const std::uint64_t first = h.routed->first_entry[tile.peer];
@@ -119,6 +120,7 @@ int EngineImpl<F>::send_outputs(Op& op, Tile& tile) {
           : copy_with(h.store, to, op.own_y.row(static_cast<std::int64_t>(row)), bytes);
     if (!keep_private) fabric_.commit(range);
   }
+  owner ? fabric_.work({Work::Kind::reduce, done}) : note_copied(op, done);
   fabric_.order(Ordering::before_flag);  // orders: this lane's streamed rows before the tile's end
   return static_cast<int>(tile.end - begin);
 }

@@ -140,6 +140,7 @@ void EngineImpl<F>::begin_dispatch(const ConstRows& x, HandleState& h, bool cach
   h.leased = true;
   h.kind = OpKind::dispatch;
   h.sources = 0;
+  h.stats = {.path = h.routed->options.path, .store = store_, .reason = h.routed->reason};
   h.state.store_release(HandleState::pending);  // publishes: nothing; this thread starts it
   slot_of(h).leased = true;
   slot_of(h).combining = false;
@@ -239,13 +240,15 @@ int EngineImpl<F>::send_tokens(Op& op, Tile& tile) {
   const auto bytes = static_cast<std::size_t>(h.x.row_bytes());
   const bool all = h.routed->options.mapped_view;
   const std::uint32_t begin = tile.next;
-  fabric_.work({Work::Kind::copy, (tile.end - begin) * bytes});
+  std::uint64_t copied = 0;
   for (; tile.next < tile.end; ++tile.next) {
     if (!all && h.routed->send.crosses[tile.next] == 0) continue;
     const Range range = own().x(h.slot, stride, tile.next, 1);
     copy_with(h.store, fabric_.claim(range), h.x.row(tile.next), bytes);
     fabric_.commit(range);
+    copied += bytes;
   }
+  note_copied(op, copied);
   fabric_.order(Ordering::before_flag);  // orders: this lane's streamed rows before the tile's end
   return static_cast<int>(tile.end - begin);
 }
@@ -543,6 +546,7 @@ int EngineImpl<F>::pull_rows(Op& op, Tile& tile) {
   const bool pushed = (op.pushers & bit(q)) != 0;
   const std::uint64_t window = window_rows(*h.routed, rank_) * tile.peer;
   const std::uint64_t limit = op.line.capacity;
+  std::uint64_t copied = 0;
   auto* rows = const_cast<std::byte*>(h.received.base);
   const std::uint32_t begin = tile.next;
   std::size_t group = 0;
@@ -557,9 +561,10 @@ int EngineImpl<F>::pull_rows(Op& op, Tile& tile) {
                                 : fabric_.acquire(q, range);
     if (from == nullptr) break;
     copy_plain(rows + to * stride, from, bytes);
+    copied += bytes;
     if (q != rank_ && !pushed) fabric_.release(q, range);
   }
-  fabric_.work({Work::Kind::copy, (tile.next - begin) * bytes});
+  note_copied(op, copied);
   return static_cast<int>(tile.next - begin);
 }
 

@@ -57,6 +57,11 @@ class EngineImpl final : public Engine {
   Op* find(const HandleState& handle) const;
   Op& free_op();
   int run_send_tiles(Op& op);
+  // Any lane, before its tile ends.
+  void note_copied(Op& op, std::uint64_t bytes) {
+    op.copied.add_relaxed(bytes);
+    fabric_.work({Work::Kind::copy, bytes});
+  }
   int run_tiles(Op& op);
   int advance(Op& op);
   void fail(const Status& status);
@@ -203,8 +208,9 @@ Op& EngineImpl<F>::free_op() {
     op->stage.fill(Op::kOpLine);
     op->send.clear();
     op->receive.clear();
-    op->lost.store_release(0);   // publishes: nothing; no tile is out yet
-    op->ready.store_release(0);  // publishes: nothing; likewise
+    op->copied.store_release(0);  // publishes: nothing; no tile is out yet
+    op->lost.store_release(0);    // publishes: nothing; no tile is out yet
+    op->ready.store_release(0);   // publishes: nothing; likewise
     return *op;
   }
   broken_invariant("more operations pending than leases");
@@ -294,6 +300,10 @@ template <Fabric F>
 void EngineImpl<F>::finish(Op& op) {
   HandleState& h = *op.handle;
   h.status = op.status;
+  // acquires: nothing; the boards' idle() has the lanes' additions.
+  const std::uint64_t copied = op.copied.load_acquire();
+  (op.line.kind == OpKind::dispatch ? h.stats.dispatch_copied_bytes
+                                    : h.stats.combine_copied_bytes) = copied;
   std::erase(order_, &op);
   op.line.kind = OpKind::none;
   op.handle = nullptr;

@@ -11,6 +11,7 @@
 #include "plan/send_plan.hpp"
 #include "ubep/combine.hpp"
 #include "ubep/dispatch.hpp"
+#include "ubep/stats.hpp"
 #include "ubep/status.hpp"
 
 namespace ubep {
@@ -20,6 +21,7 @@ class Engine;
 // Routing and plan of one dispatch; cached dispatches share it.
 struct Routed {
   DispatchOptions options;  // path and reduction resolved
+  const char* reason = "";  // of the path
   PlanShape shape;
   std::uint64_t origin = 0;  // epoch of the dispatch that made it
   SendPlan send;
@@ -57,6 +59,7 @@ struct HandleState {
   LaneWord state;
   Status status;
   std::vector<std::uint8_t> valid;
+  OperationStats stats;
 
   std::weak_ptr<Engine> engine;  // of the lease
   int generation = 0;            // of forks, when the lease began

@@ -40,6 +40,7 @@ struct Op {
   bool announced = false;  // pub or out is stored
   bool sent = false;       // and nothing of mine is left to store
   bool placed = false;
+  LaneWord copied;  // payload bytes, by all lanes
 
   std::uint64_t waiting = 0;  // bit q: rank q is still awaited
   std::uint64_t absent = 0;   // bit q: rank q was lost before it took part

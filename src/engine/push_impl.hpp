@@ -125,7 +125,7 @@ int EngineImpl<F>::push_rows(Op& op, Tile& tile) {
   const std::uint32_t* bases = windows ? nullptr : op.bases.data() + op.first_base[tile.peer];
   const std::uint32_t begin = tile.next;
   std::size_t group = 0;
-  fabric_.work({Work::Kind::copy, (tile.end - begin) * bytes});
+  std::uint64_t copied = 0;
   for (; tile.next < tile.end; ++tile.next) {
     std::uint64_t to = window + tile.next;
     if (!windows) {
@@ -136,7 +136,9 @@ int EngineImpl<F>::push_rows(Op& op, Tile& tile) {
     const Range range = layout(owner).rows(h.slot, stride, to, 1);
     copy_with(h.store, fabric_.claim_at(owner, range), h.x.row(out.row_token[tile.next]), bytes);
     fabric_.commit_at(owner, range);
+    copied += bytes;
   }
+  note_copied(op, copied);
   fabric_.order(Ordering::before_flag);  // orders: this lane's streamed rows before the tile's end
   const std::uint32_t done = tile.end - begin;
   // publishes: this lane's rows, to the lane that puts the last one.

@@ -57,6 +57,10 @@ Json path_json(const PathResult& path, const PathResult& first) {
     put(ratios, name, ratio_to_first(path.*timing, first.*timing));
   }
   json["ratio_to_first"] = ratios;
+  if (path.copies) {
+    json["payload_copies"] = {{"dispatch", rounded(path.copies->dispatch)},
+                              {"combine", rounded(path.copies->combine)}};
+  }
   if (path.time_share) {
     json["time_share"] = {{"copy", rounded(path.time_share->copy)},
                           {"wait_flag", rounded(path.time_share->wait_flag)},
