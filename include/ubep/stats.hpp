@@ -32,8 +32,9 @@ struct OperationStats {
 };
 
 struct CommunicatorFacts {
-  Placement placement = Placement::unknown;  // of this rank and rank 0, by the probe at set-up
+  Placement placement = Placement::unknown;  // of this rank and rank 0, by the latest probe
   double flag_one_way_ns = 0;                // 0 = not measured
+  std::uint64_t probes = 0;                  // that gave an answer, set-up included
   Store store = Store::far;                  // what `Store::automatic` became
   const char* store_reason = "";             // why
 };

@@ -128,15 +128,16 @@ void check_path(const DispatchOptions& o, const GroupConfig& config) {
 
 }  // namespace
 
-DispatchOptions resolve(const DispatchOptions& options, const GroupConfig& config) {
+ResolvedOptions resolve(const DispatchOptions& options, const GroupConfig& config,
+                        const PathFacts& facts) {
   DispatchOptions o = options;
   if (o.layout > Layout::expert_padded) refuse("layout is {}, expected 0..2", int(o.layout));
   if (o.path > Path::allgather) refuse("path is {}, expected 0..5", int(o.path));
   if (o.reduction > Reduction::per_rank) refuse("reduction is {}, expected 0..2", int(o.reduction));
   if (o.weighting > Weighting::owner) refuse("weighting is {}, expected 0..1", int(o.weighting));
   const bool rank_major = o.layout == Layout::rank_major;
-  const bool needs_copy = !rank_major || o.topk1 || o.in_place || o.contiguous;
-  if (o.path == Path::automatic) o.path = needs_copy ? Path::pull : Path::read;
+  const PathChoice choice = choose_path(o, facts);
+  o.path = choice.path;
   check_path(o, config);
   const bool pull = o.path == Path::pull || o.path == Path::push;
   check_flag("topk1", o.topk1, rank_major && pull, "rank_major on pull or push");
@@ -160,7 +161,7 @@ DispatchOptions resolve(const DispatchOptions& options, const GroupConfig& confi
   const bool padded = o.layout == Layout::expert_padded;
   check_range("expert_capacity", o.expert_capacity, padded ? 1 : 0,
               padded ? config.expert_capacity : 0);
-  return o;
+  return {o, choice.reason};
 }
 
 void check_combine(const CombineArgs& args, const HandleState& h) {

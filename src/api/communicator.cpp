@@ -9,6 +9,7 @@
 
 #include "api/checks.hpp"
 #include "api/fork_guard.hpp"
+#include "api/path_choice.hpp"
 #include "base/hash.hpp"
 #include "engine/engine.hpp"
 #include "engine/waiter.hpp"
@@ -22,6 +23,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kIdleStepsPerLook = 4096;
+constexpr std::uint64_t kDispatchesPerProbe = 4096;
 
 // Longer ones would overflow a time point, and are for ever.
 constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);
@@ -86,6 +88,7 @@ void check_memory(const GroupConfig& config, int rank) {
 struct Communicator::Impl {
   GroupConfig config;
   std::chrono::milliseconds timeout{};
+  Store store = Store::automatic;  // as asked for
   CommunicatorFacts facts;
   MemoryPlan memory;
   int rank = 0;
@@ -132,6 +135,25 @@ struct Communicator::Impl {
   }
 
   Clock::time_point deadline() const { return Clock::now() + timeout; }
+
+  void take_facts() {
+    const FabricFacts& found = fabric->facts();
+    const StoreChoice choice = choose_store(store, found.placement);
+    facts.placement = found.placement;
+    facts.flag_one_way_ns = found.flag_one_way_ns;
+    facts.store = choice.store;
+    facts.store_reason = choice.reason;
+  }
+
+  // After a dispatch that this rank has waited for: others have, too, or are about to. Hosts move
+  // CPUs about, and nothing but a probe shows it.
+  void probe_now_and_then(const HandleState& h) {
+    if (h.epoch % kDispatchesPerProbe != 0) return;
+    if (!fabric->probe_again(h.epoch / kDispatchesPerProbe)) return;
+    ++facts.probes;
+    take_facts();
+    engine->set_store(facts.store);
+  }
 
   // Repeats `attempt` (which never waits) until it says something else than not_ready.
   template <class Attempt>
@@ -219,17 +241,11 @@ Communicator Communicator::create(const Bootstrap& bootstrap, const Communicator
   }
   impl->fabric = ShmFabric::join(request, bootstrap.threads.get());
 
-  const FabricFacts& found = impl->fabric->facts();
-  CommunicatorFacts& facts = impl->facts;
-  facts.placement = found.placement;
-  facts.flag_one_way_ns = found.flag_one_way_ns;
-  const bool close_by = found.placement == Placement::near || found.placement == Placement::smt;
-  const Store probed = close_by ? Store::near : Store::far;
-  facts.store = options.store != Store::automatic ? options.store : probed;
-  facts.store_reason = options.store != Store::automatic       ? "asked for"
-                       : found.placement == Placement::unknown ? "placement unknown"
-                                                               : "probe";
-  impl->engine = make_shm_engine(*impl->fabric, {.config = impl->config, .store = facts.store});
+  impl->store = options.store;
+  impl->facts.probes = impl->fabric->facts().flag_one_way_ns > 0 ? 1 : 0;
+  impl->take_facts();
+  impl->engine =
+      make_shm_engine(*impl->fabric, {.config = impl->config, .store = impl->facts.store});
   return Communicator(std::move(impl));
 }
 
@@ -256,7 +272,11 @@ Status Communicator::start_dispatch(const ConstRows& x, const Routing& routing,
   HandleState& h = *handle.state_;
   Impl::check_free(h);
   check_rows(x, "x", impl.config);
-  const DispatchOptions resolved = resolve(options, impl.config);
+  const ResolvedOptions resolved =
+      resolve(options, impl.config,
+              {.store = impl.facts.store,
+               .push = impl.config.push,
+               .bytes = static_cast<std::uint64_t>(x.num_rows * x.row_bytes())});
   if (x.num_rows > impl.config.max_tokens) return impl.too_many_tokens(x);
   check_routing(routing, x.num_rows, impl.config);
   const Status status =
@@ -265,8 +285,11 @@ Status Communicator::start_dispatch(const ConstRows& x, const Routing& routing,
                                    .topk_weights = routing.topk_weights,
                                    .num_tokens = static_cast<std::uint32_t>(x.num_rows),
                                    .topk = routing.topk},
-                                  resolved, h);
-  if (status.ok()) impl.adopt(h);
+                                  resolved.options, h);
+  if (status.ok()) {
+    impl.adopt(h);
+    h.stats.reason = h.routed->reason = resolved.path_reason;
+  }
   return status;
 }
 
@@ -308,9 +331,12 @@ Status Communicator::dispatch(const ConstRows& x, const Routing& routing,
                               const DispatchOptions& options, Handle& handle) {
   Impl& impl = open();
   const auto until = impl.deadline();
-  const Status status =
+  const Status started =
       impl.insist([&] { return start_dispatch(x, routing, options, handle); }, until);
-  return status.ok() ? impl.finish(*handle.state_, until) : status;
+  if (!started.ok()) return started;
+  const Status status = impl.finish(*handle.state_, until);
+  if (status.ok()) impl.probe_now_and_then(*handle.state_);
+  return status;
 }
 
 Status Communicator::dispatch(const ConstRows& x, const Handle& cached, Handle& handle) {

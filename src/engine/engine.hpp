@@ -37,6 +37,8 @@ class Engine {
   // Ends the handle's lease; completes own writes of a pending operation, waits for nobody.
   virtual void release(HandleState& handle) = 0;
   virtual Status input(std::int64_t num_tokens, std::int64_t hidden, DType dtype, Rows& x) = 0;
+  // `near` or `far`, from the next dispatch or input() on.
+  virtual void set_store(Store store) = 0;
   virtual void close() = 0;
 };
 

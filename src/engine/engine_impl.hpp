@@ -1,4 +1,5 @@
-// The engine over any fabric. The bodies: dispatch_impl.hpp and combine_impl.hpp.
+// The engine over any fabric. The bodies: dispatch_impl.hpp, push_impl.hpp, place_impl.hpp and
+// combine_impl.hpp.
 //
 // To add a fabric: satisfy fabric/concept.hpp and instantiate EngineImpl in one .cpp.
 #pragma once
@@ -40,6 +41,7 @@ class EngineImpl final : public Engine {
   Status waits_for(const HandleState& handle) const override;
   void release(HandleState& handle) override;
   Status input(std::int64_t num_tokens, std::int64_t hidden, DType dtype, Rows& x) override;
+  void set_store(Store store) override { store_ = store; }
   void close() override;
 
  private:
@@ -94,6 +96,9 @@ class EngineImpl final : public Engine {
   bool read_record_head(Op& op, int q);
   bool read_record(Op& op, int q);
   bool read_counts(Op& op, int q);
+  int send_tokens(Op& op, Tile& tile);
+
+  // place_impl.hpp
   void source_arrived(Op& op, int q);
   void place_rows(Op& op);
   void show_received(Op& op);
@@ -107,7 +112,6 @@ class EngineImpl final : public Engine {
   std::byte* rows_area(const Op& op);
   void bind_rows(Op& op);
   std::uint64_t row_index(const HandleState& h, int q, std::uint32_t row, std::size_t& group) const;
-  int send_tokens(Op& op, Tile& tile);
   int pull_rows(Op& op, Tile& tile);
 
   // push_impl.hpp
@@ -569,4 +573,5 @@ void EngineImpl<F>::close() {
 
 #include "engine/combine_impl.hpp"   // IWYU pragma: export
 #include "engine/dispatch_impl.hpp"  // IWYU pragma: export
+#include "engine/place_impl.hpp"     // IWYU pragma: export
 #include "engine/push_impl.hpp"      // IWYU pragma: export

@@ -102,7 +102,7 @@ bool StagedRank::start_dispatch(int number) {
                               .topk = op.problem.topk};
     const GroupConfig config = make_config(case_.options, case_.num_ranks);
     status = engine_->start_dispatch(progress(number).x, routing,
-                                     resolve(local(number).options, config), h);
+                                     resolve(local(number).options, config, {}).options, h);
   }
   if (!accept(number, "start_dispatch", status)) return false;
   progress(number).stage = Stage::dispatching;

@@ -50,6 +50,11 @@ class ShmFabric {
   int progress() const { return 0; }
   void work(Work) const {}
 
+  // Measures again how far rank 0 is from one other rank, whose turn `number` (1, 2, ...) says. All
+  // ranks call it at about the same time; whoever does not costs the two up to a millisecond.
+  // Returns whether facts() are new. Ranks that are threads have no probe.
+  bool probe_again(std::uint64_t number);
+
   PeerState peer_state(int rank) const;
   void set_state(PeerState state);
 
@@ -74,6 +79,7 @@ class ShmFabric {
   std::byte* own_;
   std::vector<std::byte*> inbox_;
   FabricFacts facts_;
+  ProbeResult probe_;
   std::vector<SideBySide> windows_;
   std::vector<Range> prepared_;  // start of an area, bytes made resident
 };

@@ -96,6 +96,8 @@ class Host {
     }  // closed: the next set-up under this name cannot meet this one
     Segments segments = attach_all();
     probe.one_way_ns = probe_all(segments);
+    probe.host_cpu = first_cpu();
+    for (const Peer& peer : peers_) probe.by_peer.push_back(peer.one_way_ns);
     return segments;
   }
 
@@ -245,8 +247,9 @@ class Host {
       }
       if (can != 0 && cpu >= 0) {
         const PinnedTo pinned(cpu);
-        peers_[r].one_way_ns = ping_pong_ns(own_->data() + kProbeOffset,
-                                            segments[r]->data() + kProbeOffset, true, first);
+        peers_[r].one_way_ns =
+            ping_pong_ns(own_->data() + kProbeOffset, segments[r]->data() + kProbeOffset,
+                         {.starter = true, .first = first});
       }
       slowest = std::max(slowest, peers_[r].one_way_ns);
       all_measured = all_measured && peers_[r].one_way_ns > 0;
@@ -300,6 +303,7 @@ class Guest {
       if (!receive(order, fds)) fail("rank 0 vanished during set-up");
       if (order.kind == Order::Kind::go) break;
       if (order.kind == Order::Kind::probe) answer_probe(order, segments);
+      if (order.kind == Order::Kind::probe) probe.host_cpu = order.cpu;
     }
     probe.one_way_ns = order.one_way_ns;
     return segments;
@@ -355,8 +359,8 @@ class Guest {
     }
     const PinnedTo pinned(cpu);
     (void)socket_.send(&can, sizeof(can));
-    (void)ping_pong_ns(own_->data() + kProbeOffset, segments[0]->data() + kProbeOffset, false,
-                       order.first);  // rank 0 measures
+    (void)ping_pong_ns(own_->data() + kProbeOffset, segments[0]->data() + kProbeOffset,
+                       {.starter = false, .first = order.first});  // rank 0 measures
   }
 
   const JoinRequest& request_;

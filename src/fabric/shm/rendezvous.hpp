@@ -37,7 +37,9 @@ struct JoinRequest {
 };
 
 struct ProbeResult {
-  double one_way_ns = 0;  // 0 = not measured
+  double one_way_ns = 0;        // 0 = not measured
+  std::vector<double> by_peer;  // rank 0: [R]
+  int host_cpu = -1;            // where rank 0 was pinned
 };
 
 // Segments of all ranks, by rank.
