@@ -20,6 +20,7 @@
 #include "ubep/bootstrap.hpp"
 #include "ubep/combine.hpp"
 #include "ubep/dispatch.hpp"
+#include "ubep/export.hpp"
 #include "ubep/handle.hpp"
 #include "ubep/stats.hpp"
 #include "ubep/status.hpp"
@@ -47,7 +48,7 @@ struct CommunicatorOptions {
   std::chrono::milliseconds timeout{0};  // of waiting calls; 0 = UBEP_TIMEOUT_MS, else 30 s
 };
 
-class Communicator {
+class UBEP_API Communicator {
  public:
   // Collective. Throws Error{invalid_argument, setup} within bootstrap.timeout (ranks other than 0
   // wait 2 s longer for rank 0 to tell them why).

@@ -11,6 +11,7 @@
 #include <span>
 
 #include "ubep/dispatch.hpp"
+#include "ubep/export.hpp"
 #include "ubep/stats.hpp"
 #include "ubep/types.hpp"
 
@@ -20,7 +21,7 @@ namespace detail {
 struct HandleState;
 }
 
-class Handle {
+class UBEP_API Handle {
  public:
   Handle();
   ~Handle();  // ends the lease as release() does

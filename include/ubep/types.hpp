@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ubep/export.hpp"
+
 namespace ubep {
 
 // Element type of activations. Sums are made in fp32 and rounded once, to nearest even.
@@ -61,11 +63,11 @@ enum class Weighting : std::uint8_t { kernel, owner };
 // Distance of two CPUs as seen by a flag that travels between them.
 enum class Placement : std::uint8_t { unknown, smt, near, far };
 
-const char* name(DType dtype);
-const char* name(Layout layout);
-const char* name(Path path);
-const char* name(Store store);
-const char* name(Placement placement);
+UBEP_API const char* name(DType dtype);
+UBEP_API const char* name(Layout layout);
+UBEP_API const char* name(Path path);
+UBEP_API const char* name(Store store);
+UBEP_API const char* name(Placement placement);
 
 // A row matrix [num_rows, hidden] that may be written.
 struct Rows {
