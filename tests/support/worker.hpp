@@ -44,6 +44,8 @@ class Worker {
   // The experts run first.
   Status combine(Communicator& comm);
   Status start_combine(Communicator& comm);
+  // The experts alone; what their combine takes.
+  CombineArgs prepare_combine();
 
   // "" or the first difference from the reference; rows of sources that were lost are absent, or
   // zero.
@@ -61,8 +63,6 @@ class Worker {
   const DispatchOptions& options() const { return options_; }
 
  private:
-  CombineArgs prepare_combine();
-
   const Problem& problem_;
   int rank_;
   DispatchOptions options_;

@@ -156,8 +156,10 @@ PathResult describe_path(Stage& stage, const BenchPlan& plan, std::size_t v) {
   const bool automatic = variant.path.path == Path::automatic;
   const bool store_auto = plan.options.store_value == Store::automatic;
   result.chosen_by = automatic || store_auto ? "auto" : "user";
-  const bool probed = stage.numbers(0)[BenchScalars::flag_one_way_ns] > 0;
-  const char* store = !store_auto ? "asked for" : probed ? "probe" : "placement unknown";
+  const double flag_ns = stage.numbers(0)[BenchScalars::flag_one_way_ns];
+  const std::string store = !store_auto   ? "asked for"
+                            : flag_ns > 0 ? fmt::format("probe, {:.0f} ns one way", flag_ns)
+                                          : "placement unknown";
   const char* reason = reinterpret_cast<const char*>(notes + BenchNotes::reason);
   result.reason = fmt::format("path: {}; store: {}", reason, store);
   double rows = 0;
@@ -365,12 +367,22 @@ void print_details(const BenchResult& result, std::FILE* out) {
         point.load.rank_max_over_mean, *point.first_call_us, *point.cores_used,
         point.memory->reserved >> 20, point.memory->resident >> 20);
     for (const PathResult& path : point.paths) {
-      fmt::print(out, "         {}:{}@{} ({}, {})\n", path.path, path.variant, path.layout,
-                 path.chosen_by, path.reason);
+      fmt::print(out, "         {}:{}@{}\n", path.path, path.variant, path.layout);
       figures("dispatch", path.dispatch);
       figures("combine", path.combine);
       figures("round trip", path.round_trip);
       figures("cycle", path.cycle);
+    }
+  }
+}
+
+// --explain: what `auto` became and why; the probe that it rests on stands above.
+void print_reasons(const BenchResult& result, std::FILE* out) {
+  for (const Point& point : result.points) {
+    for (const PathResult& path : point.paths) {
+      fmt::print(out, "why      {} ranks, {} tokens, {}: path {} and store {}, by {} ({})\n",
+                 point.ranks, fmt::join(point.tokens, ","), path.layout, path.path, path.store,
+                 path.chosen_by, path.reason);
     }
   }
 }
@@ -386,6 +398,7 @@ void write_result(const BenchOptions& options, const BenchResult& result) {
   std::FILE* text = options.json == "-" ? stderr : stdout;
   print_table(result, text);
   print_details(result, text);
+  if (options.explain) print_reasons(result, text);
   if (!options.compare_ranks.empty()) print_rank_scaling(result, text);
   if (options.check) print_checks(result, text);
   if (options.json.empty()) return;

@@ -121,6 +121,7 @@ void add_bench_options(CLI::App& app, BenchOptions& o) {
   app.add_option("--preset", o.preset, "shape of a model, e.g. qwen3-30b-decode");
   app.add_option("--compare", o.compare, "measure these in turn: path[@layout],...");
   app.add_option("--compare-ranks", o.compare_ranks, "measure with these numbers of ranks: 2,8");
+  app.add_flag("--explain", o.explain, "say why each path and store policy was taken");
   app.add_option("--json", o.json, "write the result as JSON to a file, or - for standard output");
 }
 
