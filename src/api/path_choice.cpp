@@ -1,6 +1,11 @@
 #include "api/path_choice.hpp"
 
 namespace ubep {
+namespace {
+
+constexpr std::uint64_t kPushBytes = 128 * 1024;
+
+}  // namespace
 
 StoreChoice choose_store(Store asked, Placement placement) {
   if (asked != Store::automatic) return {asked, "asked for"};
@@ -18,14 +23,15 @@ StoreChoice choose_store(Store asked, Placement placement) {
 PathChoice choose_path(const DispatchOptions& options, const PathFacts& facts) {
   if (options.path != Path::automatic) return {options.path, "asked for"};
   if (is_by_expert(options.layout)) {
-    return {Path::pull,
-            "expert layouts: a token crosses once, its copies are made where they stay"};
+    if (facts.push && facts.store == Store::far && facts.bytes >= kPushBytes) {
+      return {Path::push, "far and at least 128 KiB of tokens: rows go straight to their place"};
+    }
+    return {Path::pull, "a token crosses once, its copies are made where they stay"};
   }
   if (options.topk1 || options.in_place || options.contiguous) {
-    return {Path::pull, "the options need rows of their own: one copy, at the receiver"};
+    return {Path::pull, "the options ask for rows of the receiver's own"};
   }
-  (void)facts;
-  return {Path::read, "rank_major: rows are read where they are, nothing is copied on receipt"};
+  return {Path::read, "rows are read where they are, nothing is copied on receipt"};
 }
 
 }  // namespace ubep

@@ -21,6 +21,9 @@ inline constexpr std::uint64_t kTileBytes = 128 * 1024;  // below it a second la
 // Up to here an operation's start stores own rows itself, so that peers depend on no later call.
 inline constexpr std::uint64_t kStartBytes = 1 << 20;
 
+// Rows of one source beyond which their receiver stores them past its caches.
+inline constexpr std::uint64_t kCachedBytes = 4 << 20;
+
 inline std::uint32_t tiles_for(std::uint64_t bytes, std::uint32_t most) {
   return static_cast<std::uint32_t>(std::min<std::uint64_t>(1 + bytes / kTileBytes, most));
 }

@@ -167,6 +167,8 @@ int EngineImpl<F>::pull_rows(Op& op, Tile& tile) {
   const bool pushed = (op.pushers & bit(q)) != 0;
   const std::uint64_t window = window_rows(*h.routed, rank_) * tile.peer;
   const std::uint64_t limit = op.line.capacity;
+  // What leaves the caches before it is read need not be fetched into them to be written.
+  const Store store = source.num_rows() * stride > kCachedBytes ? Store::far : Store::near;
   std::uint64_t copied = 0;
   auto* rows = const_cast<std::byte*>(h.received.base);
   const std::uint32_t begin = tile.next;
@@ -181,10 +183,11 @@ int EngineImpl<F>::pull_rows(Op& op, Tile& tile) {
                                 ? fabric_.inbox(own().rows(h.slot, stride, window + tile.next, 1))
                                 : fabric_.acquire(q, range);
     if (from == nullptr) break;
-    copy_plain(rows + to * stride, from, bytes);
+    copy_with(store, rows + to * stride, from, bytes);
     copied += bytes;
     if (q != rank_ && !pushed) fabric_.release(q, range);
   }
+  fabric_.order(Ordering::before_flag);  // orders: this lane's streamed rows before the tile's end
   note_copied(op, copied);
   return static_cast<int>(tile.next - begin);
 }
