@@ -21,7 +21,8 @@ BELOW = {
 }
 # The public headers that are vocabulary, not interface: every layer speaks it.
 VOCABULARY = {"ubep/export.hpp", "ubep/types.hpp", "ubep/status.hpp", "ubep/version.hpp"}
-OPERATIONS = {"ubep/dispatch.hpp", "ubep/combine.hpp"}  # what an operation takes and shows
+# What an operation takes, shows and tells.
+OPERATIONS = {"ubep/dispatch.hpp", "ubep/combine.hpp", "ubep/stats.hpp"}
 CLIENTS = ("tools", "python", "examples")
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(["<])([^">\n]+)[">]', re.MULTILINE)

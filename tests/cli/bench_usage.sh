@@ -20,7 +20,9 @@ refuses "--tokens has 2 numbers" bench --ranks 3 --tokens 1,2
 refuses "'x' is not a number" bench --tokens x
 refuses "--topk is 65" bench --topk 65
 refuses "--layout: 'flat'" bench --layout flat
-refuses "--path: 'push'" bench --path push
+refuses "--path: 'pusch'" bench --path pusch
+refuses "bsp needs layout expert_major" bench --compare bsp@rank_major
+refuses "allgather needs layout rank_major" bench --path allgather --layout expert_major
 refuses "read needs layout rank_major" bench --path read --layout expert_major
 refuses "hot" bench --topk 8 --routing hot:3
 refuses "nowhere" bench --routing file:nowhere
