@@ -14,11 +14,14 @@ check() {
 
 odd=(--ranks 3 --tokens 7,0,19 --hidden 1000 --topk 5 --experts 17)
 for store in near far; do
-  for items in read@rank_major,pull@rank_major pull@expert_major; do
+  for items in read@rank_major,pull@rank_major,push@rank_major,allgather@rank_major \
+    pull@expert_major,push@expert_major,bsp@expert_major pull@expert_padded,push@expert_padded; do
     check "${odd[@]}" --store "$store" --compare "$items"
   done
 done
 check --ranks 1 --tokens 0 --hidden 1 --topk 1 --experts 1 --dtype fp32
 check --ranks 5 --tokens 3 --hidden 33 --topk 2 --experts 3 --dtype fp16 --slots 1
 check --ranks 2 --tokens 300 --hidden 512 --routing zipf:1.2 --lanes 2 --layout expert_major
+check --ranks 3 --tokens 250,0,90 --hidden 512 --topk 3 --experts 7 --lanes 3 \
+  --compare push@expert_major,bsp@expert_major,push@rank_major,allgather@rank_major
 check --ranks 4 --tokens 16 --hidden 64 --routing hot:4 --slots 4 --max-tokens 40
