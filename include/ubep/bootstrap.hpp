@@ -1,8 +1,8 @@
 // How the ranks of one communicator find each other.
 //
-//   ubep::Bootstrap::from_environment()    processes that torchrun, mpirun, srun or a script
-//   started ubep::Bootstrap{.rank = r, .size = n, .job = "my-job"}    processes of one host and
-//   user ubep::fork_ranks(n, [](const ubep::Bootstrap& b) { ...; return 0; })    n child processes
+//   ubep::Bootstrap::from_environment()    processes of torchrun, mpirun, srun or a script
+//   ubep::Bootstrap{.rank = r, .size = n, .job = "my-job"}    processes of one host and user
+//   ubep::fork_ranks(n, [](const ubep::Bootstrap& b) { ...; return 0; })    n child processes
 //   ubep::ThreadGroup group(n); group.bootstrap(r)            ranks are threads of this process
 //
 // The ranks of a communicator are either all threads of one process or all processes.
@@ -38,9 +38,9 @@ struct Bootstrap {
   //   MPICH's mpiexec     PMI_RANK, PMI_SIZE
   //   by hand             RANK, WORLD_SIZE
   //   Slurm's srun        SLURM_PROCID, SLURM_STEP_NUM_TASKS, when SLURM_STEP_ID is set
-  // The job's name comes from the launcher too (README.md), or from UBEP_RENDEZVOUS if that is set.
-  // Throws Error{setup} that names the variable: none there, half of them, no number, several
-  // hosts.
+  // The job's name comes from the launcher too (README.md), or from UBEP_RENDEZVOUS if that is set;
+  // the timeout is UBEP_TIMEOUT_MS if set.
+  // Throws Error{setup} that names the variable: none set, half of them, no number, several hosts.
   static Bootstrap from_environment();
   // Whether any of these are there, complete or not.
   static bool in_environment();

@@ -4,7 +4,10 @@
 #include <fmt/ranges.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
+#include <chrono>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -17,6 +20,8 @@
 
 namespace ubep {
 namespace {
+
+constexpr std::int64_t kLongestMs = 365LL * 24 * 3600 * 1000;
 
 [[noreturn]] void fail(const std::string& text) { throw Error(ErrorCode::setup, text); }
 
@@ -45,11 +50,11 @@ class Reader {
   bool has_any(const RankVariables& names) const { return has(names.rank) || has(names.size); }
   bool has_both(const RankVariables& names) const { return has(names.rank) && has(names.size); }
 
-  int number(const char* variable, int low, int high) const {
+  std::int64_t number(const char* variable, std::int64_t low, std::int64_t high) const {
     const char* text = find(variable);
     const std::string wanted = fmt::format("expected a number, {}..{}", low, high);
     if (text == nullptr) fail(fmt::format("{} is not set: {}", variable, wanted));
-    int value = 0;
+    std::int64_t value = 0;
     const char* end = text + std::strlen(text);
     const auto parsed = std::from_chars(text, end, value);
     if (parsed.ec != std::errc{} || parsed.ptr != end || value < low || value > high) {
@@ -67,15 +72,15 @@ class Reader {
     if (!has(names.size) && has(names.rank)) {
       fail(fmt::format("{} is not set, though {} is: expected both", names.size, names.rank));
     }
-    bootstrap.size = number(names.size, 1, kMaxRanks);
-    bootstrap.rank = number(names.rank, 0, bootstrap.size - 1);
+    bootstrap.size = static_cast<int>(number(names.size, 1, kMaxRanks));
+    bootstrap.rank = static_cast<int>(number(names.rank, 0, bootstrap.size - 1));
     return bootstrap;
   }
 
   // The launcher says how many of its ranks are on this host: must be all.
   void check_one_host(const Bootstrap& bootstrap, const char* local_size) const {
     if (!has(local_size)) return;
-    const int local = number(local_size, 1, kMaxRanks);
+    const std::int64_t local = number(local_size, 1, kMaxRanks);
     if (local == bootstrap.size) return;
     fail(
         fmt::format("{} is {}, but the world has {} ranks ({}): ranks on several hosts cannot be "
@@ -271,7 +276,11 @@ LaunchFacts facts_of_this_process() {
 std::optional<Bootstrap> find_launch(const LaunchFacts& facts) {
   const Reader env(facts);
   std::optional<Bootstrap> bootstrap = find_launcher(env);
-  if (bootstrap && env.has("UBEP_RENDEZVOUS")) bootstrap->job = env.find("UBEP_RENDEZVOUS");
+  if (!bootstrap) return bootstrap;
+  if (env.has("UBEP_RENDEZVOUS")) bootstrap->job = env.find("UBEP_RENDEZVOUS");
+  if (env.has("UBEP_TIMEOUT_MS")) {
+    bootstrap->timeout = std::chrono::milliseconds(env.number("UBEP_TIMEOUT_MS", 1, kLongestMs));
+  }
   return bootstrap;
 }
 

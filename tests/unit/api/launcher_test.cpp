@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <map>
 #include <string>
@@ -158,6 +159,13 @@ TEST(LauncherTest, TheRendezvousReplacesEveryJob) {
     EXPECT_EQ(find(variables + mine)->job, "here");
   }
   EXPECT_EQ(find(kByHand + mine, "")->job, "here");
+}
+
+TEST(LauncherTest, TheTimeoutIsThatOfTheWaits) {
+  EXPECT_EQ(find(kUbep)->timeout, std::chrono::seconds(30));
+  EXPECT_EQ(find(kUbep + Variables{{"UBEP_TIMEOUT_MS", "1500"}})->timeout,
+            std::chrono::milliseconds(1500));
+  expect_refused(kUbep + Variables{{"UBEP_TIMEOUT_MS", "0"}}, "UBEP_TIMEOUT_MS is '0'");
 }
 
 TEST(LauncherTest, HalfAnEnvironmentIsRefused) {
