@@ -97,8 +97,8 @@ class Reader {
     return parts.empty() ? std::string() : fmt::format("{}-{}", prefix, fmt::join(parts, "-"));
   }
 
-  std::string by_starter(const char* prefix, const char* rank_variable) const {
-    const std::string starter = facts_.starter(rank_variable);
+  std::string by_starter(const char* prefix, const RankVariables& names) const {
+    const std::string starter = facts_.starter(names.rank, names.size);
     if (!starter.empty()) return fmt::format("{}-{}", prefix, starter);
     if (has("UBEP_RENDEZVOUS")) return {};  // names the job by itself
     fail("cannot tell which process started the ranks: expected a name in UBEP_RENDEZVOUS");
@@ -137,14 +137,14 @@ Bootstrap from_open_mpi(const Reader& env) {
   for (const char* name : {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}) {
     if (bootstrap.job.empty()) bootstrap.job = env.joined("openmpi", {name});
   }
-  if (bootstrap.job.empty()) bootstrap.job = env.by_starter("openmpi", kOpenMpi.rank);
+  if (bootstrap.job.empty()) bootstrap.job = env.by_starter("openmpi", kOpenMpi);
   return bootstrap;
 }
 
 Bootstrap from_mpich(const Reader& env) {
   Bootstrap bootstrap = env.place(kMpich);
   env.check_one_host(bootstrap, "MPI_LOCALNRANKS");
-  bootstrap.job = env.by_starter("mpich", kMpich.rank);
+  bootstrap.job = env.by_starter("mpich", kMpich);
   return bootstrap;
 }
 
@@ -152,7 +152,7 @@ Bootstrap from_hand(const Reader& env) {
   Bootstrap bootstrap = env.place(kByHand);
   env.check_one_host(bootstrap, "LOCAL_WORLD_SIZE");
   bootstrap.job = env.joined("env", {"MASTER_ADDR", "MASTER_PORT"});
-  if (bootstrap.job.empty()) bootstrap.job = env.by_starter("env", kByHand.rank);
+  if (bootstrap.job.empty()) bootstrap.job = env.by_starter("env", kByHand);
   return bootstrap;
 }
 
@@ -241,24 +241,30 @@ Process look_at(int pid) {
   return process;
 }
 
-// False too when its environment is not ours to read: another user's process is no wrapper.
-bool began_with(int pid, const std::string& assignment) {
+// No text when its environment is not ours to read: another user's process is no wrapper.
+std::string first_value(int pid, const std::string& variable) {
   const std::string environment = read_all(fmt::format("/proc/{}/environ", pid));
+  const std::string start = variable + "=";
   for (std::size_t from = 0; from < environment.size();) {
     const std::size_t end = std::min(environment.find('\0', from), environment.size());
-    if (environment.compare(from, end - from, assignment) == 0) return true;
+    if (environment.compare(from, start.size(), start) == 0) {
+      return environment.substr(from + start.size(), end - from - start.size());
+    }
     from = end + 1;
   }
-  return false;
+  return {};
 }
 
-std::string find_starter(const char* rank_variable) {
-  const char* value = std::getenv(rank_variable);
-  const std::string assignment = fmt::format("{}={}", rank_variable, value == nullptr ? "" : value);
+std::string find_starter(const char* rank_variable, const char* size_variable) {
+  const auto began_as_we = [](int pid, const char* variable) {
+    const char* ours = std::getenv(variable);
+    return ours != nullptr && first_value(pid, variable) == ours;
+  };
   for (int pid = getppid(); pid > 0;) {
     const Process process = look_at(pid);
     const bool proxy = process.command.rfind("hydra_pmi", 0) == 0;  // MPICH's own
-    if (proxy || process.parent <= 0 || !began_with(pid, assignment)) {
+    const bool wrapper = began_as_we(pid, rank_variable) && began_as_we(pid, size_variable);
+    if (proxy || process.parent <= 0 || !wrapper) {
       return fmt::format("{}-{}", pid, process.start_time);
     }
     pid = process.parent;

@@ -18,11 +18,11 @@ struct LaunchFacts {
   // nullptr = not set. An empty value counts as not set.
   std::function<const char*(const char* variable)> value;
   // The process that started all ranks, as text that differs between jobs; empty = not known.
-  std::function<std::string(const char* rank_variable)> starter;
+  std::function<std::string(const char* rank_variable, const char* size_variable)> starter;
 };
 
-// Of this process. The starter is the nearest ancestor that did not start with our value of the
-// rank's variable: wrappers between it and us (sh, timeout, numactl) have inherited that value.
+// Of this process. The starter is the nearest ancestor that did not begin with our rank and size:
+// wrappers between it and us (sh, timeout, numactl) have inherited both.
 LaunchFacts facts_of_this_process();
 
 // Nothing: no launcher. Throws Error{setup} when variables contradict each other, are missing or no

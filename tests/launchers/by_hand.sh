@@ -56,3 +56,9 @@ output=$(RANK=0 "$ubep" bench 2>&1)
 # A shell in a Slurm step of one task is no rank; it may fork its own.
 SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 \
   "$ubep" bench --ranks 2 --iters 2 --check >"$folder/out" 2>&1 || fail "Slurm shell: $(cat "$folder/out")"
+
+# A pod that is rank 0 of another world, around the shell that starts the ranks.
+RANK=0 WORLD_SIZE=1 bash -c 'for r in 0 1; do
+    RANK=$r WORLD_SIZE=2 timeout 50 "$0" bench --iters 2 --check >"$1.$r" 2>&1 &
+  done; wait' "$ubep" "$folder/pod"
+grep -q "check    passed" "$folder/pod.0" || fail "in a pod: $(cat "$folder"/pod.?)"

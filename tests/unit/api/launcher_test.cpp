@@ -33,7 +33,7 @@ std::optional<Bootstrap> find(const Variables& variables, const std::string& sta
                             const auto found = variables.find(name);
                             return found == variables.end() ? nullptr : found->second.c_str();
                           },
-                      .starter = [&](const char*) { return starter; }});
+                      .starter = [&](const char*, const char*) { return starter; }});
 }
 
 void expect_place(const Variables& variables, const Bootstrap& expected) {
@@ -216,14 +216,16 @@ TEST(LauncherTest, WithoutAStarterAJobMustBeNamed) {
 
 // Wrappers between: tests/launchers/by_hand.sh.
 TEST(StarterTest, IsTheParentThatDidNotBeginWithOurRank) {
+  setenv("UBEP_TEST_SIZE", "8", 1);
   setenv("UBEP_TEST_RANK", "7", 1);  // of no effect on what this process began with
   const std::string here = fmt::format("{}-", getpid());
   test::run_ranks(test::RankKind::processes, 1, [&](const Bootstrap&) {
-    const std::string starter = facts_of_this_process().starter("UBEP_TEST_RANK");
+    const std::string starter = facts_of_this_process().starter("UBEP_TEST_RANK", "UBEP_TEST_SIZE");
     EXPECT_EQ(starter.rfind(here, 0), 0U) << starter << " is not " << here;
     EXPECT_GT(starter.size(), here.size()) << "no start time";
   });
   unsetenv("UBEP_TEST_RANK");
+  unsetenv("UBEP_TEST_SIZE");
 }
 
 }  // namespace
