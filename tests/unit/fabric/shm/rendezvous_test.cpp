@@ -258,6 +258,27 @@ TEST(RendezvousTest, ARankZeroThatGoesAwayIsNamed) {
   expect_error(outcomes[0], "went away during set-up of job");
 }
 
+// It had handed out the segments, but not said "go".
+TEST(RendezvousTest, ARankZeroThatGoesAwayBeforeGoIsNamed) {
+  const auto outcomes = run({[] { return join(request_of(1, 2, "host-late")); },
+                             [r = request_of(0, 2, "host-late")] {
+                               const Socket listener = Socket::listen(socket_name(r), 2);
+                               const Socket guest = listener.accept(r.deadline);
+                               Hello hello;
+                               std::vector<int> fds;
+                               Outcome outcome;
+                               outcome.joined =
+                                   guest.receive(&hello, sizeof(hello), fds, r.deadline) > 0;
+                               const Segment segment = Segment::create(kBytes, 0);
+                               std::uint32_t order[496 / 4] = {1};  // Order::Kind::segments
+                               (void)guest.send(order, sizeof(order), {segment.fd()});
+                               return outcome;
+                             }});
+  EXPECT_TRUE(outcomes[1].joined);
+  expect_error(outcomes[0], "rank 1: rank 0 (process ");
+  expect_error(outcomes[0], "went away during set-up of job");
+}
+
 // One process, one rank: the second set-up could meet the first one's peers.
 TEST(RendezvousTest, TwoSetUpsAtTheSameTimeNeedTwoNames) {
   const JoinRequest request = request_of(1, 2, "same-time", 500ms);
