@@ -18,19 +18,11 @@ macro(ubep_find package use)
 endmacro()
 
 find_package(Threads REQUIRED)
-find_package(PkgConfig QUIET)
 
 find_package(fmt CONFIG REQUIRED)
 ubep_note(fmt TRUE "${fmt_VERSION}" core)
 
-# Highway ships a CMake package; some distributions package only its pkg-config file.
-find_package(hwy CONFIG QUIET)
-if(NOT TARGET hwy::hwy AND PKG_CONFIG_FOUND)
-  pkg_check_modules(hwy QUIET IMPORTED_TARGET GLOBAL libhwy)
-  if(hwy_FOUND)
-    add_library(hwy::hwy ALIAS PkgConfig::hwy)
-  endif()
-endif()
+include(UbepFindHighway)
 if(NOT TARGET hwy::hwy)
   message(FATAL_ERROR "Highway not found: install libhwy-dev, or run scripts/deps")
 endif()

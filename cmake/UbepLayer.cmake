@@ -5,6 +5,9 @@ function(ubep_layer name)
   cmake_parse_arguments(PARSE_ARGV 1 layer "" "" "SOURCES;DEPENDS")
   if(layer_SOURCES)
     add_library(ubep_${name} STATIC ${layer_SOURCES})
+    # What is not marked UBEP_API stays inside libubep.so; within the build it is linked as ever.
+    set_target_properties(ubep_${name} PROPERTIES CXX_VISIBILITY_PRESET hidden
+                                                  VISIBILITY_INLINES_HIDDEN ON)
     set(scope PUBLIC)
   else()
     add_library(ubep_${name} INTERFACE)

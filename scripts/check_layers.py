@@ -20,7 +20,7 @@ BELOW = {
     "api": {"base", "memory", "plan", "protocol", "fabric", "engine", "api"},
 }
 # The public headers that are vocabulary, not interface: every layer speaks it.
-VOCABULARY = {"ubep/types.hpp", "ubep/status.hpp", "ubep/version.hpp"}
+VOCABULARY = {"ubep/export.hpp", "ubep/types.hpp", "ubep/status.hpp", "ubep/version.hpp"}
 OPERATIONS = {"ubep/dispatch.hpp", "ubep/combine.hpp"}  # what an operation takes and shows
 CLIENTS = ("tools", "python", "examples")
 

@@ -14,13 +14,15 @@
 #include <string>
 #include <vector>
 
+#include "ubep/export.hpp"
+
 namespace ubep {
 
 namespace detail {
 class ThreadRendezvous;
 }
 
-struct Bootstrap {
+struct UBEP_API Bootstrap {
   int rank = 0;
   int size = 1;
   // Names the rendezvous. Its communicators are told apart by their order: all ranks create them in
@@ -48,7 +50,7 @@ struct Bootstrap {
 
 // Ranks as threads of this process: for tests, sanitizers and embedding. The caller starts the
 // threads; the library never does.
-class ThreadGroup {
+class UBEP_API ThreadGroup {
  public:
   explicit ThreadGroup(int size);
   Bootstrap bootstrap(int rank) const;
@@ -61,7 +63,7 @@ class ThreadGroup {
 // Runs `body` as rank 0..size-1 in `size` forked processes and waits for all. Returns their exit
 // statuses: the value returned by `body`, 70 after an exception (its text goes to standard error),
 // 128 + n when killed by signal n. `on_exit(rank, status)` is called as each of them ends.
-std::vector<int> fork_ranks(int size, const std::function<int(const Bootstrap&)>& body,
-                            const std::function<void(int rank, int status)>& on_exit = {});
+UBEP_API std::vector<int> fork_ranks(int size, const std::function<int(const Bootstrap&)>& body,
+                                     const std::function<void(int rank, int status)>& on_exit = {});
 
 }  // namespace ubep

@@ -20,6 +20,7 @@
 #include "ubep/bootstrap.hpp"
 #include "ubep/combine.hpp"
 #include "ubep/dispatch.hpp"
+#include "ubep/export.hpp"
 #include "ubep/handle.hpp"
 #include "ubep/stats.hpp"
 #include "ubep/status.hpp"
@@ -38,11 +39,16 @@ struct CommunicatorOptions {
   DType max_dtype = DType::bf16;  // with max_hidden: the largest row; smaller ones may be sent
   int max_topk = 8;               // 1..64
   int slots = 2;                  // dispatches in flight, 1..16
+  int expert_capacity = 0;        // most rows of a local expert in expert_padded; 0 = not used
+  // Peers may store rows into this rank's inbox: Path::push, and `automatic` where it is faster. A
+  // peer gone wrong can then falsify rows; without, it can falsify only its own.
+  bool push = true;
+  bool bsp = false;  // room for the windows of Path::bsp; needs push
   Store store = Store::automatic;
   std::chrono::milliseconds timeout{0};  // of waiting calls; 0 = UBEP_TIMEOUT_MS, else 30 s
 };
 
-class Communicator {
+class UBEP_API Communicator {
  public:
   // Collective. Throws Error{invalid_argument, setup} within bootstrap.timeout (ranks other than 0
   // wait 2 s longer for rank 0 to tell them why).

@@ -20,16 +20,23 @@ struct DispatchOptions {
   Path path = Path::automatic;
   Reduction reduction = Reduction::automatic;
   Weighting weighting = Weighting::kernel;  // rank_major only
-  // rank_major, pull: one row per (token, k) with a local expert, for kernels that cannot skip -1.
+  // rank_major, pull or push: one row per (token, k) with a local expert, for kernels that cannot
+  // skip -1.
   bool topk1 = false;
-  // pull: received rows may be overwritten with the outputs and are combined from there.
+  // pull, push: received rows may be overwritten with the outputs and are combined from there.
   bool in_place = false;
-  // pull, rank_major: rows of all sources packed, instead of [size, rows per source, hidden].
+  // pull, push, allgather, rank_major: rows of all sources packed, instead of [size, rows per
+  // source, hidden].
   bool contiguous = false;
-  // read: also offer all peers' tokens as one read-only tensor, see Received::mapped.
+  // read: also offer all peers' tokens as one read-only tensor, see Received::mapped. A source that
+  // pushes makes it a mismatch.
   bool mapped_view = false;
   // expert_major: each expert's first row is a multiple of this; the rows between are zero.
   int expert_alignment = 1;
+  // expert_padded: rows per local expert; 0 = CommunicatorOptions::expert_capacity. Rows beyond it
+  // have no place: the owner's dispatch ends with no_capacity (its lease lasts, other rows are
+  // there), and combine leaves them out and clears valid_tokens of their tokens.
+  int expert_capacity = 0;
 };
 
 // Received rows of one dispatch. Views into the handle and its lease: they end with combine,
@@ -40,17 +47,19 @@ struct Received {
   int hidden = 0;
   int topk = 0;
   std::uint64_t epoch = 0;
-  std::uint64_t sources = 0;  // bit q: rank q took part (cleared when it was lost before)
+  // Bit q: rank q took part. Cleared when it was lost before; rows that it had announced and not
+  // pushed are zero.
+  std::uint64_t sources = 0;
 
-  // Rows. rank_major: i = 0..N-1, by source, then token. expert_major: row i of the packed tensor,
-  // i = 0..num_rows-1 with alignment padding counted.
+  // Rows. rank_major: i = 0..N-1, by source, then token. Expert layouts: row i of the tensor,
+  // i = 0..num_rows-1 with padding counted.
   std::int64_t num_rows = 0;
   const std::byte* row(std::int64_t i) const {
     return row_table.empty() ? base + i * stride_bytes : row_table[static_cast<std::size_t>(i)];
   }
   // One tensor [num_rows, hidden] when row_table is empty; its rows are stride_bytes apart (a
-  // multiple of 64). Otherwise the address of every row; with pull (and neither contiguous nor
-  // in_place) the rows of source q begin at base + q * src_stride_bytes.
+  // multiple of 64). Otherwise the address of every row; with pull and push (and neither contiguous
+  // nor in_place) the rows of source q begin at base + q * src_stride_bytes.
   std::span<const std::byte* const> row_table;
   const std::byte* base = nullptr;
   std::int64_t stride_bytes = 0;
@@ -65,6 +74,10 @@ struct Received {
   // both layouts
   std::span<const std::int32_t> expert_counts;   // [Le] rows for each local expert
   std::span<const std::int32_t> expert_offsets;  // [Le + 1] into expert_rows, or first row
+
+  // expert_padded: rows that the fullest expert was sent, when beyond its capacity; else 0. Such an
+  // expert has `capacity` rows in expert_counts.
+  std::uint32_t overflow = 0;
 
   // All peers' tokens as one tensor [R, max_tokens, hidden], rank blocks rank_stride_bytes apart,
   // read-only; only rows with an id >= 0 in mapped_idx [R, max_tokens, K] are meant for this rank.

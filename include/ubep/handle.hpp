@@ -11,6 +11,8 @@
 #include <span>
 
 #include "ubep/dispatch.hpp"
+#include "ubep/export.hpp"
+#include "ubep/stats.hpp"
 #include "ubep/types.hpp"
 
 namespace ubep {
@@ -19,7 +21,7 @@ namespace detail {
 struct HandleState;
 }
 
-class Handle {
+class UBEP_API Handle {
  public:
   Handle();
   ~Handle();  // ends the lease as release() does
@@ -37,6 +39,9 @@ class Handle {
   // After combine: [num_tokens], 1 = every chosen expert of the token contributed. Tokens whose
   // experts were lost with a peer have 0.
   std::span<const std::uint8_t> valid_tokens() const;
+
+  // Of the latest dispatch that is complete, and its combine once that is.
+  OperationStats stats() const;
 
   bool holds_lease() const;
   std::uint64_t epoch() const;  // of the latest dispatch; 0 = never dispatched

@@ -8,8 +8,8 @@
 
 namespace ubep {
 
-// Bytes of one rank. `shared_bytes` is the size of its segment and `private_bytes` of its private
-// row areas: both are address space, resident only as far as they were used.
+// Bytes of one rank. `shared_bytes` is the size of its segment and inbox and `private_bytes` of its
+// private row areas: both are address space, resident only as far as they were used.
 struct MemoryPlan {
   std::size_t shared_bytes = 0;
   std::size_t private_bytes = 0;
@@ -20,9 +20,21 @@ struct MemoryPlan {
   std::size_t reserved_bytes() const { return shared_bytes + private_bytes; }
 };
 
+// One dispatch of this rank, and its combine.
+struct OperationStats {
+  Path path = Path::automatic;  // what `automatic` became
+  Store store = Store::far;     // how its lines that cross between ranks are stored
+  const char* reason = "";      // why that path
+  // Payload bytes that this rank copied: into shared memory, and to the place where the rows are
+  // received. Sums are not copies.
+  std::uint64_t dispatch_copied_bytes = 0;
+  std::uint64_t combine_copied_bytes = 0;
+};
+
 struct CommunicatorFacts {
-  Placement placement = Placement::unknown;  // of this rank and rank 0, by the probe at set-up
+  Placement placement = Placement::unknown;  // of this rank and rank 0, by the latest probe
   double flag_one_way_ns = 0;                // 0 = not measured
+  std::uint64_t probes = 0;                  // that gave an answer, set-up included
   Store store = Store::far;                  // what `Store::automatic` became
   const char* store_reason = "";             // why
 };

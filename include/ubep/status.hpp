@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "ubep/export.hpp"
+
 namespace ubep {
 
 // Outcome of an operation.
@@ -23,16 +25,16 @@ enum class Code : std::uint8_t {
 };
 
 // The shared word (docs/protocol.md) that a status speaks of.
-enum class Word : std::uint8_t { none, op, pub, out, done, record, state };
+enum class Word : std::uint8_t { none, op, pub, out, done, record, state, base, sent };
 
 enum class OpKind : std::uint8_t { none, dispatch, combine };
 
-const char* name(Code code);
-const char* name(Word word);
-const char* name(OpKind kind);
+UBEP_API const char* name(Code code);
+UBEP_API const char* name(Word word);
+UBEP_API const char* name(OpKind kind);
 
 // A small value; `message()` makes one line that names the peer and what was awaited.
-struct [[nodiscard]] Status {
+struct [[nodiscard]] UBEP_API Status {
   Code code = Code::ok;
   OpKind kind = OpKind::none;  // the operation that the status is of
   Word word = Word::none;      // what it waited for or disagreed about
@@ -58,7 +60,7 @@ enum class ErrorCode : std::uint8_t {
 
 // What is thrown for misuse and set-up. what() names the argument, the value seen and the value
 // expected.
-class Error : public std::runtime_error {
+class UBEP_API Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
   ErrorCode code() const { return code_; }

@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ubep/export.hpp"
+
 namespace ubep {
 
 // Element type of activations. Sums are made in fp32 and rounded once, to nearest even.
@@ -19,12 +21,26 @@ constexpr std::size_t size_of(DType dtype) { return dtype == DType::fp32 ? 4 : 2
 //                 the owner weights its rows, combine is a plain sum over ranks.
 //   expert_major  one row per (token, k), packed by local expert, order (local expert, source,
 //                 token, k); combine weights the rows.
-enum class Layout : std::uint8_t { rank_major, expert_major };
+//   expert_padded one row per (token, k) in [local experts, capacity, hidden], packed at the front
+//                 of each expert, order (source, token, k); what lies behind is undefined. For
+//                 kernels of fixed shape.
+enum class Layout : std::uint8_t { rank_major, expert_major, expert_padded };
+
+constexpr bool is_by_expert(Layout layout) { return layout != Layout::rank_major; }
 
 // How rows reach their owner.
 //   read  the owner reads them where the source keeps them: no copy (rank_major only).
 //   pull  the owner copies them out of the source's segment.
-enum class Path : std::uint8_t { automatic, read, pull };
+//   push  the source stores its rows into the owners' inboxes. What this rank receives from others
+//         is their choice: rows of sources that do not push are pulled.
+// Baselines, which all ranks must choose together:
+//   bsp        bulk-synchronous (expert layouts): rows into a window of the owner's inbox, a flag,
+//   a
+//              wait for all sources, copies from the window to the place of each row; outputs back
+//              into a window of the source's.
+//   allgather  every token to every rank, partial sums of every token back (rank_major): all-gather
+//              and reduce-scatter.
+enum class Path : std::uint8_t { automatic, read, pull, push, bsp, allgather };
 
 // How lines that cross between ranks are stored (docs/adr/0003-store-policy.md).
 //   near  plain stores, in place: ranks share a cache.
@@ -47,11 +63,11 @@ enum class Weighting : std::uint8_t { kernel, owner };
 // Distance of two CPUs as seen by a flag that travels between them.
 enum class Placement : std::uint8_t { unknown, smt, near, far };
 
-const char* name(DType dtype);
-const char* name(Layout layout);
-const char* name(Path path);
-const char* name(Store store);
-const char* name(Placement placement);
+UBEP_API const char* name(DType dtype);
+UBEP_API const char* name(Layout layout);
+UBEP_API const char* name(Path path);
+UBEP_API const char* name(Store store);
+UBEP_API const char* name(Placement placement);
 
 // A row matrix [num_rows, hidden] that may be written.
 struct Rows {

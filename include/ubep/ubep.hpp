@@ -6,6 +6,7 @@
 #include "ubep/combine.hpp"       // IWYU pragma: export
 #include "ubep/communicator.hpp"  // IWYU pragma: export
 #include "ubep/dispatch.hpp"      // IWYU pragma: export
+#include "ubep/export.hpp"        // IWYU pragma: export
 #include "ubep/handle.hpp"        // IWYU pragma: export
 #include "ubep/stats.hpp"         // IWYU pragma: export
 #include "ubep/status.hpp"        // IWYU pragma: export

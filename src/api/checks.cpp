@@ -54,7 +54,12 @@ GroupConfig make_config(const CommunicatorOptions& o, int size) {
       refuse("expert_rank[{}] is {}, expected 0..{}", e, owner[e], size - 1);
     }
   }
+  check_range("expert_capacity", o.expert_capacity, 0, 1 << 24);
+  check_flag("bsp", o.bsp, o.push, "push");
   GroupConfig config;
+  config.expert_capacity = o.expert_capacity;
+  config.push = o.push;
+  config.bsp = o.bsp;
   config.size = size;
   config.slots = o.slots;
   config.max_tokens = o.max_tokens;
@@ -110,29 +115,53 @@ void check_routing(const Routing& routing, std::int64_t num_tokens, const GroupC
   }
 }
 
-DispatchOptions resolve(const DispatchOptions& options) {
+namespace {
+
+void check_path(const DispatchOptions& o, const GroupConfig& config) {
+  const bool rank_major = o.layout == Layout::rank_major;
+  check_flag("path read", o.path == Path::read, rank_major, "rank_major");
+  check_flag("path push", o.path == Path::push, config.push, "CommunicatorOptions::push");
+  check_flag("path bsp", o.path == Path::bsp, config.bsp, "CommunicatorOptions::bsp");
+  check_flag("path bsp", o.path == Path::bsp, o.layout == Layout::expert_major, "expert_major");
+  check_flag("path allgather", o.path == Path::allgather, rank_major, "rank_major");
+}
+
+}  // namespace
+
+ResolvedOptions resolve(const DispatchOptions& options, const GroupConfig& config,
+                        const PathFacts& facts) {
   DispatchOptions o = options;
-  if (o.layout > Layout::expert_major) refuse("layout is {}, expected 0..1", int(o.layout));
-  if (o.path > Path::pull) refuse("path is {}, expected 0..2", int(o.path));
+  if (o.layout > Layout::expert_padded) refuse("layout is {}, expected 0..2", int(o.layout));
+  if (o.path > Path::allgather) refuse("path is {}, expected 0..5", int(o.path));
   if (o.reduction > Reduction::per_rank) refuse("reduction is {}, expected 0..2", int(o.reduction));
   if (o.weighting > Weighting::owner) refuse("weighting is {}, expected 0..1", int(o.weighting));
   const bool rank_major = o.layout == Layout::rank_major;
-  const bool needs_copy = !rank_major || o.topk1 || o.in_place || o.contiguous;
-  if (o.path == Path::automatic) o.path = needs_copy ? Path::pull : Path::read;
-  const bool pull = o.path == Path::pull;
-  if (!rank_major && !pull) refuse("path is read, expected pull with layout expert_major");
-  check_flag("topk1", o.topk1, rank_major && pull, "rank_major on pull");
-  check_flag("contiguous", o.contiguous, rank_major && pull, "rank_major on pull");
+  const PathChoice choice = choose_path(o, facts);
+  o.path = choice.path;
+  check_path(o, config);
+  const bool pull = o.path == Path::pull || o.path == Path::push;
+  check_flag("topk1", o.topk1, rank_major && pull, "rank_major on pull or push");
+  check_flag("contiguous", o.contiguous, rank_major && o.path != Path::read,
+             "rank_major on pull, push or allgather");
   check_flag("in_place", o.in_place, pull && o.weighting == Weighting::kernel,
-             "pull and weighting by the kernel");
-  check_flag("mapped_view", o.mapped_view, rank_major && !pull, "rank_major on read");
+             "pull or push and weighting by the kernel");
+  check_flag("mapped_view", o.mapped_view, o.path == Path::read, "rank_major on read");
   check_flag("weighting owner", o.weighting == Weighting::owner, rank_major, "rank_major");
-  check_flag("reduction exact", o.reduction == Reduction::exact, !rank_major, "expert_major");
+  check_flag("reduction exact", o.reduction == Reduction::exact, !rank_major, "expert layouts");
   if (o.reduction == Reduction::automatic) {
     o.reduction = rank_major ? Reduction::per_rank : Reduction::exact;
   }
-  check_range("expert_alignment", o.expert_alignment, 1, rank_major ? 1 : kMaxAlignment);
-  return o;
+  const bool packed = o.layout == Layout::expert_major;
+  check_range("expert_alignment", o.expert_alignment, 1, packed ? kMaxAlignment : 1);
+  if (o.layout == Layout::expert_padded) {
+    check_flag("layout expert_padded", true, config.expert_capacity > 0,
+               "CommunicatorOptions::expert_capacity");
+    if (o.expert_capacity == 0) o.expert_capacity = config.expert_capacity;
+  }
+  const bool padded = o.layout == Layout::expert_padded;
+  check_range("expert_capacity", o.expert_capacity, padded ? 1 : 0,
+              padded ? config.expert_capacity : 0);
+  return {o, choice.reason};
 }
 
 void check_combine(const CombineArgs& args, const HandleState& h) {

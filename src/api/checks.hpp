@@ -2,6 +2,7 @@
 // names the argument, the value seen and the value expected.
 #pragma once
 
+#include "api/path_choice.hpp"
 #include "base/group_config.hpp"
 #include "engine/handle_state.hpp"
 #include "ubep/combine.hpp"
@@ -18,7 +19,12 @@ void check_bootstrap(const Bootstrap& bootstrap);
 void check_rows(const ConstRows& rows, const char* argument, const GroupConfig& config);
 void check_routing(const Routing& routing, std::int64_t num_tokens, const GroupConfig& config);
 // Returns the options with nothing left `automatic`.
-DispatchOptions resolve(const DispatchOptions& options);
+struct ResolvedOptions {
+  DispatchOptions options;  // nothing `automatic` is left
+  const char* path_reason = "";
+};
+ResolvedOptions resolve(const DispatchOptions& options, const GroupConfig& config,
+                        const PathFacts& facts);
 void check_combine(const CombineArgs& args, const HandleState& handle);
 
 }  // namespace ubep

@@ -9,6 +9,7 @@
 
 #include "api/checks.hpp"
 #include "api/fork_guard.hpp"
+#include "api/path_choice.hpp"
 #include "base/hash.hpp"
 #include "engine/engine.hpp"
 #include "engine/waiter.hpp"
@@ -22,6 +23,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kIdleStepsPerLook = 4096;
+constexpr std::uint64_t kDispatchesPerProbe = 4096;
 
 // Longer ones would overflow a time point, and are for ever.
 constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);
@@ -49,12 +51,16 @@ AgreedFields agreed_fields(const GroupConfig& config) {
            {"max_tokens", static_cast<std::uint64_t>(config.max_tokens)},
            {"max_hidden x max_dtype (bytes)", config.max_row_bytes},
            {"max_topk", static_cast<std::uint64_t>(config.max_topk)},
-           {"slots", static_cast<std::uint64_t>(config.slots)}}};
+           {"slots", static_cast<std::uint64_t>(config.slots)},
+           {"expert_capacity", static_cast<std::uint64_t>(config.expert_capacity)},
+           {"push", config.push ? 1U : 0U},
+           {"bsp", config.bsp ? 1U : 0U}}};
 }
 
 MemoryPlan plan_of(const GroupConfig& config, int rank) {
   MemoryPlan plan;
-  plan.shared_bytes = SegmentLayout(config, rank).bytes();
+  const SegmentLayout layout(config, rank);
+  plan.shared_bytes = layout.bytes() + layout.inbox_bytes();
   plan.private_bytes = private_bytes(config, rank);
   // Per slot: the record, x, and for a balanced routing topk rows per token received and put out.
   const auto choices =
@@ -82,6 +88,7 @@ void check_memory(const GroupConfig& config, int rank) {
 struct Communicator::Impl {
   GroupConfig config;
   std::chrono::milliseconds timeout{};
+  Store store = Store::automatic;  // as asked for
   CommunicatorFacts facts;
   MemoryPlan memory;
   int rank = 0;
@@ -128,6 +135,25 @@ struct Communicator::Impl {
   }
 
   Clock::time_point deadline() const { return Clock::now() + timeout; }
+
+  void take_facts() {
+    const FabricFacts& found = fabric->facts();
+    const StoreChoice choice = choose_store(store, found.placement);
+    facts.placement = found.placement;
+    facts.flag_one_way_ns = found.flag_one_way_ns;
+    facts.store = choice.store;
+    facts.store_reason = choice.reason;
+  }
+
+  // After a dispatch that this rank has waited for: others have, too, or are about to. Hosts move
+  // CPUs about, and nothing but a probe shows it.
+  void probe_now_and_then(const HandleState& h) {
+    if (h.epoch % kDispatchesPerProbe != 0) return;
+    if (!fabric->probe_again(h.epoch / kDispatchesPerProbe)) return;
+    ++facts.probes;
+    take_facts();
+    engine->set_store(facts.store);
+  }
 
   // Repeats `attempt` (which never waits) until it says something else than not_ready.
   template <class Attempt>
@@ -206,23 +232,20 @@ Communicator Communicator::create(const Bootstrap& bootstrap, const Communicator
                       .job = bootstrap.job,
                       .deadline = Clock::now() + std::min(bootstrap.timeout, kLongest),
                       .fields = agreed_fields(impl->config),
-                      .segment_bytes = {}};
+                      .segment_bytes = {},
+                      .inbox_bytes = {}};
   for (int r = 0; r < bootstrap.size; ++r) {
-    request.segment_bytes.push_back(SegmentLayout(impl->config, r).bytes());
+    const SegmentLayout layout(impl->config, r);
+    request.segment_bytes.push_back(layout.bytes());
+    if (impl->config.push) request.inbox_bytes.push_back(layout.inbox_bytes());
   }
   impl->fabric = ShmFabric::join(request, bootstrap.threads.get());
 
-  const FabricFacts& found = impl->fabric->facts();
-  CommunicatorFacts& facts = impl->facts;
-  facts.placement = found.placement;
-  facts.flag_one_way_ns = found.flag_one_way_ns;
-  const bool close_by = found.placement == Placement::near || found.placement == Placement::smt;
-  const Store probed = close_by ? Store::near : Store::far;
-  facts.store = options.store != Store::automatic ? options.store : probed;
-  facts.store_reason = options.store != Store::automatic       ? "asked for"
-                       : found.placement == Placement::unknown ? "placement unknown"
-                                                               : "probe";
-  impl->engine = make_shm_engine(*impl->fabric, {.config = impl->config, .store = facts.store});
+  impl->store = options.store;
+  impl->facts.probes = impl->fabric->facts().flag_one_way_ns > 0 ? 1 : 0;
+  impl->take_facts();
+  impl->engine =
+      make_shm_engine(*impl->fabric, {.config = impl->config, .store = impl->facts.store});
   return Communicator(std::move(impl));
 }
 
@@ -249,7 +272,11 @@ Status Communicator::start_dispatch(const ConstRows& x, const Routing& routing,
   HandleState& h = *handle.state_;
   Impl::check_free(h);
   check_rows(x, "x", impl.config);
-  const DispatchOptions resolved = resolve(options);
+  const ResolvedOptions resolved =
+      resolve(options, impl.config,
+              {.store = impl.facts.store,
+               .push = impl.config.push,
+               .bytes = static_cast<std::uint64_t>(x.num_rows * x.row_bytes())});
   if (x.num_rows > impl.config.max_tokens) return impl.too_many_tokens(x);
   check_routing(routing, x.num_rows, impl.config);
   const Status status =
@@ -258,8 +285,11 @@ Status Communicator::start_dispatch(const ConstRows& x, const Routing& routing,
                                    .topk_weights = routing.topk_weights,
                                    .num_tokens = static_cast<std::uint32_t>(x.num_rows),
                                    .topk = routing.topk},
-                                  resolved, h);
-  if (status.ok()) impl.adopt(h);
+                                  resolved.options, h);
+  if (status.ok()) {
+    impl.adopt(h);
+    h.stats.reason = h.routed->reason = resolved.path_reason;
+  }
   return status;
 }
 
@@ -270,7 +300,7 @@ Status Communicator::start_dispatch(const ConstRows& x, const Handle& cached, Ha
   impl.check_ours(c);
   Impl::check_free(h);
   const Code code = Impl::state_of(c).code;
-  const bool dispatched = code == Code::ok || code == Code::peer_lost;
+  const bool dispatched = code == Code::ok || code == Code::peer_lost || code == Code::no_capacity;
   if (c.kind == OpKind::none || (c.kind == OpKind::dispatch && !dispatched)) {
     throw Error(ErrorCode::misuse, "cached: the dispatch of this handle is not complete");
   }
@@ -301,9 +331,12 @@ Status Communicator::dispatch(const ConstRows& x, const Routing& routing,
                               const DispatchOptions& options, Handle& handle) {
   Impl& impl = open();
   const auto until = impl.deadline();
-  const Status status =
+  const Status started =
       impl.insist([&] { return start_dispatch(x, routing, options, handle); }, until);
-  return status.ok() ? impl.finish(*handle.state_, until) : status;
+  if (!started.ok()) return started;
+  const Status status = impl.finish(*handle.state_, until);
+  if (status.ok()) impl.probe_now_and_then(*handle.state_);
+  return status;
 }
 
 Status Communicator::dispatch(const ConstRows& x, const Handle& cached, Handle& handle) {

@@ -61,6 +61,8 @@ std::span<const std::uint8_t> Handle::valid_tokens() const {
   return h.valid;
 }
 
+OperationStats Handle::stats() const { return state_->stats; }
+
 bool Handle::holds_lease() const { return state_->leased && !state_->engine.expired(); }
 std::uint64_t Handle::epoch() const { return state_->epoch; }
 

@@ -64,6 +64,9 @@ struct GroupConfig {
   int max_topk = 8;
   std::uint64_t max_row_bytes = 0;
   std::uint64_t max_stride = 0;  // the same rounded up to whole lines
+  int expert_capacity = 0;       // most rows of an expert in expert_padded; 0 = not used
+  bool push = false;             // every rank has an inbox
+  bool bsp = false;              // with room for the windows of bsp
   ExpertMap experts;
 
   // Rows that `rank` may receive from one source in one dispatch: a token may name an expert twice.
@@ -72,13 +75,16 @@ struct GroupConfig {
                                         : checked_mul(static_cast<std::uint64_t>(max_tokens),
                                                       static_cast<std::uint64_t>(topk));
   }
-  // Rows that fit into the receive areas of `rank`, alignment padding counted.
+  // Rows that fit into the receive areas of `rank`: packed with alignment padding, padded to the
+  // capacity, or every token of every rank (allgather).
   std::uint64_t max_rows(int rank) const {
-    const auto all =
-        checked_mul(static_cast<std::uint64_t>(size), max_rows_from_source(rank, max_topk));
-    const auto padding =
-        checked_mul(static_cast<std::uint64_t>(experts.num_local(rank)), kMaxAlignment - 1);
-    return all == 0 ? 0 : checked_add(all, padding);
+    const auto ranks = static_cast<std::uint64_t>(size);
+    const auto local = static_cast<std::uint64_t>(experts.num_local(rank));
+    const auto all = checked_mul(ranks, max_rows_from_source(rank, max_topk));
+    const auto packed = all == 0 ? 0 : checked_add(all, checked_mul(local, kMaxAlignment - 1));
+    const auto padded = checked_mul(local, static_cast<std::uint64_t>(expert_capacity));
+    const auto tokens = checked_mul(ranks, static_cast<std::uint64_t>(max_tokens));
+    return std::max({packed, padded, tokens});
   }
 };
 

@@ -32,13 +32,17 @@ std::string where(const Status& s) {
 }  // namespace
 
 const char* name(DType value) { return pick(value, {"bf16", "fp16", "fp32"}); }
-const char* name(Layout value) { return pick(value, {"rank_major", "expert_major"}); }
-const char* name(Path value) { return pick(value, {"auto", "read", "pull"}); }
+const char* name(Layout value) {
+  return pick(value, {"rank_major", "expert_major", "expert_padded"});
+}
+const char* name(Path value) {
+  return pick(value, {"auto", "read", "pull", "push", "bsp", "allgather"});
+}
 const char* name(Store value) { return pick(value, {"auto", "near", "far"}); }
 const char* name(Placement value) { return pick(value, {"unknown", "smt", "near", "far"}); }
 const char* name(OpKind value) { return pick(value, {"operation", "dispatch", "combine"}); }
 const char* name(Word value) {
-  return pick(value, {"none", "op", "pub", "out", "done", "record", "state"});
+  return pick(value, {"none", "op", "pub", "out", "done", "record", "state", "base", "sent"});
 }
 const char* name(Code value) {
   return pick(value, {"ok", "not_ready", "slot_busy", "timeout", "peer_lost", "mismatch", "corrupt",

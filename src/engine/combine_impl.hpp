@@ -27,13 +27,7 @@ Status EngineImpl<F>::start_combine(HandleState& h, const CombineArgs& args) {
   h.state.store_release(HandleState::pending);  // publishes: nothing; this thread starts it
   h.valid.assign(plan.num_tokens, 1);
   op.waiting = plan.owners;
-  std::uint32_t first = 0;
-  for (int q = 0; q < config_.size; ++q) {
-    op.first_base[static_cast<std::size_t>(q)] = first;
-    if ((plan.owners & bit(q)) == 0) continue;
-    first += static_cast<std::uint32_t>(h.routed->shape.groups(config_.experts, q));
-  }
-  op.bases.resize(first);
+  layout_bases(op);
   order_.push_back(&op);
   bind_outputs(op, args.y);
   publish_op_line(op.line);
@@ -63,7 +57,7 @@ void EngineImpl<F>::add_output_tiles(Op& op) {
   const bool owner = h.routed->options.weighting == Weighting::owner;
   const Range area = own().y(h.slot, 1, 0, 0);
   const std::byte* shared = fabric_.claim(area);
-  if (!owner && op.own_y.data == shared) {
+  if (!owner && op.own_y.data == shared && h.routed->options.path != Path::bsp) {
     const auto rows = static_cast<std::uint64_t>(h.routed->receive.num_rows);
     fabric_.commit(own().y(h.slot, stride, 0, rows));
     return;
@@ -92,7 +86,7 @@ void EngineImpl<F>::sum_choices(const Op& op, int q, std::uint32_t row, std::byt
                    .weights = weights.data(),
                    .hidden = static_cast<std::size_t>(h.hidden),
                    .dtype = h.dtype};
-  sum_rows_with(q == rank_ ? Store::near : store_, sum, out);
+  sum_rows_with(q == rank_ ? Store::near : h.store, sum, out);
 }
 
 template <Fabric F>
@@ -100,20 +94,33 @@ int EngineImpl<F>::send_outputs(Op& op, Tile& tile) {
   HandleState& h = *op.handle;
   const auto q = static_cast<int>(tile.peer);
   const bool owner = h.routed->options.weighting == Weighting::owner;
+  const bool back = h.routed->options.path == Path::bsp;
   const std::uint64_t stride = stride_of(h);
   const auto bytes = static_cast<std::size_t>(h.x.row_bytes());
+  const std::uint64_t limit = op.line.capacity;
   const std::uint32_t begin = tile.next;
   std::size_t group = 0;
-  fabric_.work({owner ? Work::Kind::reduce : Work::Kind::copy, (tile.end - begin) * bytes});
+  std::uint64_t done = 0;
   for (; tile.next < tile.end; ++tile.next) {
     const std::uint64_t row = row_index(h, q, tile.next, group);
+    done += bytes;
+    if (limit != 0 && row >= (group + 1) * limit) continue;  // beyond the expert's capacity
+    if (back) {
+      const std::uint64_t first = h.routed->first_entry[tile.peer];
+      const Range range = layout(q).back(h.slot, stride, first + tile.next, 1);
+      copy_with(h.store, fabric_.claim_at(q, range), op.own_y.row(static_cast<std::int64_t>(row)),
+                bytes);
+      fabric_.commit_at(q, range);
+      continue;
+    }
     const Range range = own().y(h.slot, stride, row, 1);
-    const bool keep_private = q == rank_ && store_ == Store::far;
+    const bool keep_private = q == rank_ && h.store == Store::far;
     std::byte* to = keep_private ? slot_of(h).rows.data() + row * stride : fabric_.claim(range);
     owner ? sum_choices(op, q, tile.next, to)
-          : copy_with(store_, to, op.own_y.row(static_cast<std::int64_t>(row)), bytes);
+          : copy_with(h.store, to, op.own_y.row(static_cast<std::int64_t>(row)), bytes);
     if (!keep_private) fabric_.commit(range);
   }
+  owner ? fabric_.work({Work::Kind::reduce, done}) : note_copied(op, done);
   fabric_.order(Ordering::before_flag);  // orders: this lane's streamed rows before the tile's end
   return static_cast<int>(tile.end - begin);
 }
@@ -121,11 +128,11 @@ int EngineImpl<F>::send_outputs(Op& op, Tile& tile) {
 // Once all own outputs are stored. Returns whether it told so now.
 template <Fabric F>
 int EngineImpl<F>::announce_outputs(Op& op) {
-  if (op.sent || !op.send.idle()) return 0;
+  if (op.announced || !op.send.idle()) return 0;
   // publishes: outputs and base table of this epoch, to advance_owner() of every peer; without the
   // order a peer would sum the outputs of an earlier epoch.
   fabric_.store_flag(own().out(op.handle->slot), 2 * op.line.epoch);
-  op.sent = true;
+  op.announced = op.sent = true;
   return 1;
 }
 
@@ -182,14 +189,29 @@ bool EngineImpl<F>::advance_owner(Op& op, int q) {
   if ((stage == Op::kAnnouncement || released) && announced(op, q, out, 2 * op.line.epoch)) {
     stage = Op::kRecord;
   }
-  return stage == Op::kRecord && read_bases(op, q);
+  if (stage != Op::kRecord) return false;
+  if (op.handle->routed->options.path != Path::bsp) return read_bases(op, q);
+  find_window_bases(op, q);
+  return true;
+}
+
+// bsp: the owner has put its outputs back in the order of my entries.
+template <Fabric F>
+void EngineImpl<F>::find_window_bases(Op& op, int q) {
+  const SendPlan& plan = op.handle->routed->send;
+  const auto owner = static_cast<std::size_t>(q);
+  std::uint32_t next = plan.off[owner];
+  std::uint32_t* bases = op.bases.data() + op.first_base[owner];
+  for (std::int32_t p = config_.experts.first[owner]; p < config_.experts.first[owner + 1]; ++p) {
+    *bases++ = next;
+    next += plan.group_rows[static_cast<std::size_t>(p)];
+  }
 }
 
 // Copies the owner's base table for this rank and checks that every own row lies inside its area.
 template <Fabric F>
 bool EngineImpl<F>::read_bases(Op& op, int q) {
   const HandleState& h = *op.handle;
-  const bool by_expert = op.line.layout == Layout::expert_major;
   const auto groups = static_cast<std::size_t>(h.routed->shape.groups(config_.experts, q));
   const Range range = layout(q).bases(h.slot, rank_, groups);
   const std::byte* table = fabric_.acquire(q, range);
@@ -197,13 +219,24 @@ bool EngineImpl<F>::read_bases(Op& op, int q) {
   std::uint32_t* bases = op.bases.data() + op.first_base[static_cast<std::size_t>(q)];
   std::memcpy(bases, table, range.bytes);
   fabric_.release(q, range);
+  return bases_fit(op, q);
+}
+
+// Rows beyond an expert's capacity have no place, and are left out wherever rows are touched.
+template <Fabric F>
+bool EngineImpl<F>::bases_fit(Op& op, int q) {
+  const HandleState& h = *op.handle;
+  const auto groups = static_cast<std::size_t>(h.routed->shape.groups(config_.experts, q));
+  const std::uint32_t* bases = op.bases.data() + op.first_base[static_cast<std::size_t>(q)];
+  const std::uint64_t capacity = op.theirs[static_cast<std::size_t>(q)].capacity;
+  const bool by_expert = is_by_expert(op.line.layout);
   const std::size_t first_group =
       by_expert ? static_cast<std::size_t>(config_.experts.first[static_cast<std::size_t>(q)])
                 : static_cast<std::size_t>(q);
   const std::uint64_t most = config_.max_rows(q);
   for (std::size_t g = 0; g < groups; ++g) {
     const std::uint64_t end = std::uint64_t{bases[g]} + h.routed->send.group_rows[first_group + g];
-    if (end <= most) continue;
+    if (end <= most || capacity != 0) continue;
     Status status = status_of(op, Code::corrupt);
     status.peer = static_cast<std::int16_t>(q);
     status.what = "base";
@@ -221,6 +254,7 @@ bool EngineImpl<F>::gather_token(Op& op, std::uint32_t token, TokenRows& out) {
   HandleState& h = *op.handle;
   const SendPlan& plan = h.routed->send;
   const std::uint64_t stride = stride_of(h);
+  const bool back = h.routed->options.path == Path::bsp;
   const bool own_sums = h.routed->options.weighting == Weighting::owner;
   // acquires: bases of the owners in it; written by advance_combine().
   const std::uint64_t ready = op.ready.load_acquire();
@@ -232,17 +266,26 @@ bool EngineImpl<F>::gather_token(Op& op, std::uint32_t token, TokenRows& out) {
     const RowRef ref = plan.refs[i];
     if ((ready & bit(ref.rank)) == 0) return false;
     if ((absent & bit(ref.rank)) != 0) {
-      out.complete = false;
+      // With allgather the sums of all ranks are read, of some only zeros.
+      if (!h.routed->shape.every_token || plan.has_entry(ref.rank, token)) out.complete = false;
       continue;
     }
     const std::uint64_t row =
         std::uint64_t{op.bases[op.first_base[ref.rank] + ref.group]} + ref.index;
+    const std::uint64_t capacity =
+        ref.rank == rank_ ? op.line.capacity : op.theirs[ref.rank].capacity;
+    if (capacity != 0 && row >= (ref.group + std::uint64_t{1}) * capacity) {
+      out.complete = false;  // it had no place at its expert
+      continue;
+    }
     const std::byte* address = nullptr;
-    if (ref.rank != rank_) {
+    if (ref.rank != rank_ && back) {
+      address = fabric_.inbox(own().back(h.slot, stride, row, 1));
+    } else if (ref.rank != rank_) {
       address = fabric_.acquire(ref.rank, layout(ref.rank).y(h.slot, stride, row, 1));
     } else if (!own_sums) {
       address = op.own_y.row(static_cast<std::int64_t>(row));
-    } else if (store_ == Store::far) {
+    } else if (h.store == Store::far) {
       address = slot_of(h).rows.data() + row * stride;
     } else {
       address = fabric_.claim(own().y(h.slot, stride, row, 1));
@@ -261,7 +304,8 @@ int EngineImpl<F>::reduce_tokens(Op& op, Tile& tile) {
   HandleState& h = *op.handle;
   const SendPlan& plan = h.routed->send;
   const std::uint32_t begin = tile.next;
-  const bool weighted = h.routed->options.layout == Layout::expert_major;
+  const bool weighted = is_by_expert(h.routed->options.layout);
+  const bool back = h.routed->options.path == Path::bsp;
   TokenRows token;
   for (; tile.next < tile.end; ++tile.next) {
     if (!gather_token(op, tile.next, token)) break;
@@ -277,7 +321,7 @@ int EngineImpl<F>::reduce_tokens(Op& op, Tile& tile) {
     for (std::uint32_t i = plan.ref_begin[tile.next]; i < plan.ref_begin[tile.next + 1]; ++i) {
       const RowRef ref = plan.refs[i];
       // acquires: who is absent, as gather_token() saw it.
-      if (ref.rank == rank_ || (op.lost.load_acquire() & bit(ref.rank)) != 0) continue;
+      if (ref.rank == rank_ || back || (op.lost.load_acquire() & bit(ref.rank)) != 0) continue;
       const std::uint64_t row =
           std::uint64_t{op.bases[op.first_base[ref.rank] + ref.group]} + ref.index;
       fabric_.release(ref.rank, layout(ref.rank).y(h.slot, stride_of(h), row, 1));

@@ -1,4 +1,4 @@
-// Dispatch: own tokens into the slot, peers' records and rows out of theirs (docs/protocol.md).
+// Dispatch: own tokens into the slot, peers' records out of theirs (docs/protocol.md).
 #pragma once
 
 #include "engine/engine_impl.hpp"
@@ -54,7 +54,8 @@ Status EngineImpl<F>::input(std::int64_t num_tokens, std::int64_t hidden, DType 
   if (store_ == Store::near) {
     fabric_.prepare(own().x(slot, stride, 0, static_cast<std::uint64_t>(num_tokens)));
   }
-  x.data = store_ == Store::near
+  input_in_slot_ = store_ == Store::near;
+  x.data = input_in_slot_
                ? fabric_.claim(own().x(slot, stride, 0, static_cast<std::uint64_t>(num_tokens)))
                : slots_[static_cast<std::size_t>(slot)].x.data();
   input_reserved_ = true;
@@ -80,9 +81,11 @@ Status EngineImpl<F>::start_dispatch(const ConstRows& x, const RoutingView& rout
   routed.shape.layout = options.layout;
   routed.shape.reduction = options.reduction;
   routed.shape.topk1 = options.topk1;
+  routed.shape.every_token = options.path == Path::allgather;
   fabric_.work({Work::Kind::plan, routing.topk_idx.size_bytes()});
   routed.shape.topk = routing.topk;
   make_send_plan(routing, config_.experts, routed.shape, rank_, routed.send);
+  if (pushes(routed)) plan_outgoing(routed);
   map_view(options, static_cast<int>(epoch % slots_.size()));
   routed.origin = epoch;
   begin_dispatch(x, handle, false);
@@ -126,16 +129,18 @@ void EngineImpl<F>::map_view(const DispatchOptions& options, int slot) {
 // From here on nothing can be refused: the epoch is consumed.
 template <Fabric F>
 void EngineImpl<F>::begin_dispatch(const ConstRows& x, HandleState& h, bool cached) {
-  const bool in_slot = input_reserved_ && x.data == input_data_ && store_ == Store::near;
+  const bool in_slot = input_reserved_ && x.data == input_data_ && input_in_slot_;
   input_reserved_ = false;
   h.epoch = ++epoch_;
   h.slot = static_cast<int>(h.epoch % slots_.size());
   h.hidden = static_cast<int>(x.hidden);
   h.dtype = x.dtype;
+  h.store = store_;
   h.x = x;
   h.leased = true;
   h.kind = OpKind::dispatch;
   h.sources = 0;
+  h.stats = {.path = h.routed->options.path, .store = store_, .reason = h.routed->reason};
   h.state.store_release(HandleState::pending);  // publishes: nothing; this thread starts it
   slot_of(h).leased = true;
   slot_of(h).combining = false;
@@ -147,33 +152,51 @@ void EngineImpl<F>::begin_dispatch(const ConstRows& x, HandleState& h, bool cach
   op.line = next_line(h, OpKind::dispatch);
   op.waiting = (config_.size == 64 ? 0 : bit(config_.size)) - 1;
   order_.push_back(&op);
+  bind_rows(op);
   if (!cached) {
     write_record(h);
     h.routed->receive.sources.resize(static_cast<std::size_t>(config_.size));
   }
   publish_op_line(op.line);
+  if (pushes(*h.routed)) {
+    (void)announce_rows(op);
+    (void)push_windows(op);
+  } else {
+    add_token_tiles(op, in_slot);
+    (void)announce_rows(op);
+  }
+}
+
+// Own tokens into the slot, where peers read them.
+template <Fabric F>
+void EngineImpl<F>::add_token_tiles(Op& op, bool in_slot) {
+  const HandleState& h = *op.handle;
   const std::uint32_t tokens = op.line.tokens;
   if (in_slot) {
     fabric_.commit(own().x(h.slot, stride_of(h), 0, tokens));
-  } else {
-    fabric_.prepare(own().x(h.slot, stride_of(h), 0, tokens));
-    const std::uint64_t bytes = tokens * stride_of(h);
-    op.send.add(0, tokens, tiles_for(bytes, kTilesForAll));
-    if (bytes <= kStartBytes) (void)run_send_tiles(op);
+    return;
   }
-  (void)announce_rows(op);
+  fabric_.prepare(own().x(h.slot, stride_of(h), 0, tokens));
+  const std::uint64_t bytes = tokens * stride_of(h);
+  op.send.add(0, tokens, tiles_for(bytes, kTilesForAll));
+  if (bytes <= kStartBytes) (void)run_send_tiles(op);
 }
 
-// Offsets and entries; pub announces them.
+// Offsets, counts and entries; pub announces them.
 template <Fabric F>
 void EngineImpl<F>::write_record(const HandleState& h) {
   const SendPlan& plan = h.routed->send;
   const Range head = own().offsets(h.slot);
   std::memcpy(fabric_.claim(head), plan.off.data(), head.bytes);
   fabric_.commit(head);
+  if (config_.push && is_by_expert(h.routed->shape.layout)) {
+    const Range counts = own().counts(h.slot, plan.group_rows.size());
+    std::memcpy(fabric_.claim(counts), plan.group_rows.data(), counts.bytes);
+    fabric_.commit(counts);
+  }
   const Range body = own().entries(h.slot, 0, plan.entries.size());
   const auto bytes = std::as_bytes(std::span(plan.entries));
-  if (!bytes.empty()) copy_with(store_, fabric_.claim(body), bytes.data(), bytes.size());
+  if (!bytes.empty()) copy_with(h.store, fabric_.claim(body), bytes.data(), bytes.size());
   fabric_.order(Ordering::before_flag);  // orders: streamed entries before pub
   fabric_.commit(body);
 }
@@ -184,11 +207,9 @@ void EngineImpl<F>::bind_areas(HandleState& h) {
   const DispatchOptions& options = h.routed->options;
   Slot& slot = slot_of(h);
   std::byte* shared = fabric_.claim(own().y(h.slot, 1, 0, own().y_area_bytes()));
-  const bool near_outputs = store_ == Store::near && options.weighting == Weighting::kernel;
-  std::byte* output = near_outputs ? shared : slot.y.data();
-  std::byte* rows = options.in_place ? output : slot.rows.data();
-  h.received.base = rows;
-  h.output.data = output;
+  const bool in_segment =
+      h.store == Store::near && options.weighting == Weighting::kernel && options.path != Path::bsp;
+  h.output.data = in_segment ? shared : slot.y.data();
 }
 
 template <Fabric F>
@@ -198,13 +219,15 @@ int EngineImpl<F>::send_tokens(Op& op, Tile& tile) {
   const auto bytes = static_cast<std::size_t>(h.x.row_bytes());
   const bool all = h.routed->options.mapped_view;
   const std::uint32_t begin = tile.next;
-  fabric_.work({Work::Kind::copy, (tile.end - begin) * bytes});
+  std::uint64_t copied = 0;
   for (; tile.next < tile.end; ++tile.next) {
     if (!all && h.routed->send.crosses[tile.next] == 0) continue;
     const Range range = own().x(h.slot, stride, tile.next, 1);
-    copy_with(store_, fabric_.claim(range), h.x.row(tile.next), bytes);
+    copy_with(h.store, fabric_.claim(range), h.x.row(tile.next), bytes);
     fabric_.commit(range);
+    copied += bytes;
   }
+  note_copied(op, copied);
   fabric_.order(Ordering::before_flag);  // orders: this lane's streamed rows before the tile's end
   return static_cast<int>(tile.end - begin);
 }
@@ -212,11 +235,12 @@ int EngineImpl<F>::send_tokens(Op& op, Tile& tile) {
 // Once all own rows are stored. Returns whether it told so now.
 template <Fabric F>
 int EngineImpl<F>::announce_rows(Op& op) {
-  if (op.sent || !op.send.idle()) return 0;
+  if (op.announced || !op.send.idle()) return 0;
   // publishes: record and x rows of this epoch, to advance_source() of every peer; without the
   // order a peer would compute with the rows of an earlier epoch.
   fabric_.store_flag(own().pub(op.handle->slot), op.line.epoch);
-  op.sent = true;
+  op.announced = true;
+  op.sent = !pushes(*op.handle->routed);
   return 1;
 }
 
@@ -232,16 +256,21 @@ int EngineImpl<F>::advance_dispatch(Op& op) {
     source_arrived(op, q);
     ++done;
   }
+  if (failed_.ok() && !op.sent && op.announced) done += find_bases(op);
+  if (failed_.ok() && op.coming != 0) done += look_for_rows(op);
   if (!failed_.ok()) return done;
   // Replacing a repeated plan: no lane may still be at work by the old one.
-  const bool may_replace_plan = !op.cached || op.absent == 0 || (op.sent && op.receive.idle());
+  const bool may_replace_plan =
+      !op.cached || op.absent == 0 || (op.send.idle() && op.receive.idle());
   if (op.waiting == 0 && !op.placed && may_replace_plan) {
     place_rows(op);
     op.placed = true;
     ++done;
   }
-  if (op.placed && op.sent && op.receive.idle()) {
+  add_copies(op);
+  if (op.placed && op.sent && op.coming == 0 && op.receive.idle()) {
     show_received(op);
+    report_overflow(op);
     finish(op);
     ++done;
   }
@@ -257,6 +286,9 @@ bool EngineImpl<F>::advance_source(Op& op, int q) {
       const auto entries = op.handle->routed->send.to(q);
       op.handle->routed->receive.sources[static_cast<std::size_t>(q)].entries.assign(
           entries.begin(), entries.end());
+      if (pushes(*op.handle->routed)) {
+        op.handle->routed->counts[static_cast<std::size_t>(q)] = op.handle->routed->send.group_rows;
+      }
     }
     return true;
   }
@@ -269,7 +301,23 @@ bool EngineImpl<F>::advance_source(Op& op, int q) {
     if (op.cached) return true;
     if (read_record_head(op, q)) stage = Op::kRecord;
   }
-  return stage == Op::kRecord && read_record(op, q);
+  if (stage == Op::kRecord && read_record(op, q)) stage = Op::kCounts;
+  return stage == Op::kCounts && read_counts(op, q);
+}
+
+// Only a source that sums its bases itself needs the counts of others.
+template <Fabric F>
+bool EngineImpl<F>::read_counts(Op& op, int q) {
+  Routed& routed = *op.handle->routed;
+  if (!pushes(routed) || to_windows(routed) || !sums_bases()) return true;
+  const Range range = layout(q).counts(op.handle->slot, routed.send.group_rows.size());
+  const std::byte* counts = fabric_.acquire(q, range);
+  if (counts == nullptr) return false;
+  auto& copy = routed.counts[static_cast<std::size_t>(q)];
+  copy.resize(routed.send.group_rows.size());
+  std::memcpy(copy.data(), counts, range.bytes);
+  fabric_.release(q, range);
+  return true;
 }
 
 template <Fabric F>
@@ -283,7 +331,11 @@ bool EngineImpl<F>::read_record_head(Op& op, int q) {
   fabric_.release(q, range);
   const std::uint64_t most =
       std::uint64_t{op.theirs[static_cast<std::size_t>(q)].tokens} * op.line.topk;
-  if (span[0] <= span[1] && span[1] <= most && most <= layout(q).max_entries()) return true;
+  if (span[0] <= span[1] && span[1] <= most && most <= layout(q).max_entries()) {
+    Routed& routed = *op.handle->routed;
+    if (pushes(routed)) routed.first_entry[static_cast<std::size_t>(q)] = span[0];
+    return true;
+  }
   Status status = status_of(op, Code::corrupt);
   status.peer = static_cast<std::int16_t>(q);
   status.word = Word::record;
@@ -319,207 +371,6 @@ bool EngineImpl<F>::read_record(Op& op, int q) {
   status.seen = found.theirs;
   fail(status);
   return false;
-}
-
-// rank_major rows have a place of their own per source: they need no other source's counts.
-template <Fabric F>
-bool EngineImpl<F>::copies_at_once(const HandleState& h) const {
-  const DispatchOptions& o = h.routed->options;
-  return o.path == Path::pull && o.layout == Layout::rank_major && !o.contiguous && !o.in_place;
-}
-
-template <Fabric F>
-void EngineImpl<F>::source_arrived(Op& op, int q) {
-  HandleState& h = *op.handle;
-  SourceRows& source = h.routed->receive.sources[static_cast<std::size_t>(q)];
-  if (!op.cached) index_rows(config_.experts, h.routed->shape, rank_, source);
-  if (copies_at_once(h)) {
-    op.receive.add(static_cast<std::uint32_t>(q), source.num_rows(),
-                   tiles_for(source.num_rows() * stride_of(h), kTilesPerPeer));
-  }
-}
-
-// All sources are known: where every row goes.
-template <Fabric F>
-void EngineImpl<F>::place_rows(Op& op) {
-  HandleState& h = *op.handle;
-  // A repeated plan without the rows of those who are gone is a plan of its own.
-  const bool new_plan = !op.cached || op.absent != 0;
-  if (new_plan && op.cached) h.routed = std::make_shared<Routed>(*h.routed);
-  Routed& routed = *h.routed;
-  if (new_plan) {
-    for (int q = 0; q < config_.size; ++q) {
-      if ((op.absent & bit(q)) == 0) continue;
-      SourceRows& source = routed.receive.sources[static_cast<std::size_t>(q)];
-      source.entries.clear();
-      index_rows(config_.experts, routed.shape, rank_, source);
-    }
-    make_receive_plan(config_.experts,
-                      {.plan = routed.shape,
-                       .rank = rank_,
-                       .alignment = routed.options.expert_alignment,
-                       .want_pairs = routed.options.weighting == Weighting::owner},
-                      routed.receive);
-  }
-  publish_bases(h);
-  fabric_.prepare(
-      own().y(h.slot, stride_of(h), 0, static_cast<std::uint64_t>(routed.receive.num_rows)));
-  if (routed.options.path == Path::read || copies_at_once(h)) return;
-  zero_padding(h);
-  for (int q = 0; q < config_.size; ++q) {
-    if ((op.absent & bit(q)) != 0) continue;
-    const std::uint32_t rows = routed.receive.sources[static_cast<std::size_t>(q)].num_rows();
-    op.receive.add(static_cast<std::uint32_t>(q), rows,
-                   tiles_for(rows * stride_of(h), kTilesPerPeer));
-  }
-}
-
-// Rows between the end of an expert and the next aligned start.
-template <Fabric F>
-void EngineImpl<F>::zero_padding(const HandleState& h) {
-  const ReceivePlan& plan = h.routed->receive;
-  if (h.routed->options.expert_alignment == 1 || plan.expert_counts.empty()) return;
-  const std::uint64_t stride = stride_of(h);
-  auto* rows = const_cast<std::byte*>(h.received.base);
-  for (std::size_t e = 0; e < plan.expert_counts.size(); ++e) {
-    const std::int32_t end = plan.expert_offsets[e] + plan.expert_counts[e];
-    const std::int32_t padding = plan.expert_offsets[e + 1] - end;
-    if (padding != 0) {
-      std::memset(rows + static_cast<std::uint64_t>(end) * stride, 0,
-                  static_cast<std::uint64_t>(padding) * stride);
-    }
-  }
-}
-
-// Written now, announced by out: nobody reads them before.
-template <Fabric F>
-void EngineImpl<F>::publish_bases(const HandleState& h) {
-  const ReceivePlan& plan = h.routed->receive;
-  if (plan.bases.empty()) return;
-  const Range first = own().bases(h.slot, 0, static_cast<std::uint64_t>(plan.groups));
-  const Range all{first.offset, plan.bases.size() * sizeof(std::uint32_t)};
-  std::memcpy(fabric_.claim(all), plan.bases.data(), all.bytes);
-  fabric_.commit(all);
-}
-
-// Output row of the `row`-th row of source q; `group` is a cursor for ascending rows.
-template <Fabric F>
-std::uint64_t EngineImpl<F>::row_index(const HandleState& h, int q, std::uint32_t row,
-                                       std::size_t& group) const {
-  const auto& begin = h.routed->receive.sources[static_cast<std::size_t>(q)].group_begin;
-  while (row >= begin[group + 1]) ++group;
-  return std::uint64_t{h.routed->receive.base(q, static_cast<int>(group))} + row - begin[group];
-}
-
-template <Fabric F>
-int EngineImpl<F>::pull_rows(Op& op, Tile& tile) {
-  const HandleState& h = *op.handle;
-  const auto q = static_cast<int>(tile.peer);
-  const SourceRows& source = h.routed->receive.sources[tile.peer];
-  const bool at_once = copies_at_once(h);
-  const std::uint64_t stride = stride_of(h);
-  const auto bytes = static_cast<std::size_t>(h.x.row_bytes());
-  const std::uint64_t block =
-      at_once ? config_.max_rows_from_source(
-                    rank_, h.routed->shape.row_per_choice() ? h.routed->shape.topk : 1) *
-                    tile.peer
-              : 0;
-  auto* rows = const_cast<std::byte*>(h.received.base);
-  const std::uint32_t begin = tile.next;
-  std::size_t group = 0;
-  for (; tile.next < tile.end; ++tile.next) {
-    const std::uint32_t token = source.row_token[tile.next];
-    const Range range = layout(q).x(h.slot, stride, token, 1);
-    const std::byte* from = q == rank_ ? h.x.row(token) : fabric_.acquire(q, range);
-    if (from == nullptr) break;
-    const std::uint64_t to = at_once ? block + tile.next : row_index(h, q, tile.next, group);
-    copy_plain(rows + to * stride, from, bytes);
-    if (q != rank_) fabric_.release(q, range);
-  }
-  fabric_.work({Work::Kind::copy, (tile.next - begin) * bytes});
-  return static_cast<int>(tile.next - begin);
-}
-
-// The views of Handle::received().
-template <Fabric F>
-void EngineImpl<F>::show_received(Op& op) {
-  HandleState& h = *op.handle;
-  const Routed& routed = *h.routed;
-  const ReceivePlan& plan = routed.receive;
-  const std::uint64_t stride = stride_of(h);
-  Received& r = h.received;
-  r.layout = routed.options.layout;
-  r.dtype = h.dtype;
-  r.hidden = h.hidden;
-  r.topk = routed.shape.topk;
-  r.epoch = h.epoch;
-  r.sources = h.sources;
-  r.num_rows = plan.num_rows;
-  r.stride_bytes = static_cast<std::int64_t>(stride);
-  r.src_stride_bytes = 0;
-  const bool at_once = copies_at_once(h);
-  h.row_table.clear();
-  if (at_once || routed.options.path == Path::read) {
-    const std::uint64_t block =
-        config_.max_rows_from_source(rank_, routed.shape.row_per_choice() ? r.topk : 1);
-    if (at_once) r.src_stride_bytes = static_cast<std::int64_t>(block * stride);
-    h.row_table.reserve(static_cast<std::size_t>(plan.num_rows));
-    for (int q = 0; q < config_.size; ++q) {
-      const SourceRows& source = plan.sources[static_cast<std::size_t>(q)];
-      const std::byte* x =
-          q == rank_ || at_once ? nullptr : fabric_.acquire(q, layout(q).x(h.slot, stride, 0, 0));
-      for (std::uint32_t i = 0; i < source.num_rows(); ++i) {
-        const std::uint32_t token = source.row_token[i];
-        h.row_table.push_back(at_once
-                                  ? r.base + (static_cast<std::uint64_t>(q) * block + i) * stride
-                              : q == rank_ ? h.x.row(token)
-                                           : x + token * stride);
-      }
-    }
-  }
-  r.row_table = h.row_table;
-  if (routed.options.path == Path::read) r.base = nullptr;
-  r.src_counts = plan.src_counts;
-  r.topk_idx = plan.topk_idx;
-  r.topk_weights = plan.topk_weights;
-  r.expert_rows = plan.expert_rows;
-  r.expert_counts = plan.expert_counts;
-  r.expert_offsets = plan.expert_offsets;
-  h.output.num_rows = routed.options.weighting == Weighting::owner
-                          ? static_cast<std::int64_t>(plan.expert_rows.size())
-                          : plan.num_rows;
-  h.output.hidden = h.hidden;
-  h.output.dtype = h.dtype;
-  h.output.stride_bytes = static_cast<std::int64_t>(stride);
-  show_mapped(op);
-}
-
-// Received::mapped: all peers' x slots side by side, ids by (source, token).
-template <Fabric F>
-void EngineImpl<F>::show_mapped(Op& op) {
-  HandleState& h = *op.handle;
-  Received& r = h.received;
-  r.mapped = nullptr;
-  r.mapped_idx = {};
-  r.mapped_weights = {};
-  if constexpr (requires(Range range) { fabric_.map_side_by_side(range); }) {
-    if (!h.routed->options.mapped_view || own().x_area_bytes() == 0) return;
-    r.mapped = mapped_views_[static_cast<std::size_t>(h.slot)];
-    r.mapped_rank_stride_bytes = static_cast<std::int64_t>(own().x_area_bytes());
-    const auto topk = static_cast<std::size_t>(r.topk);
-    const auto tokens = static_cast<std::size_t>(config_.max_tokens);
-    h.mapped_idx.assign(static_cast<std::size_t>(config_.size) * tokens * topk, -1);
-    h.mapped_weights.assign(h.mapped_idx.size(), 0.0F);
-    for (std::size_t q = 0; q < h.routed->receive.sources.size(); ++q) {
-      for (const Entry& entry : h.routed->receive.sources[q].entries) {
-        const std::size_t cell = (q * tokens + entry.token) * topk + entry.k;
-        h.mapped_idx[cell] = config_.experts.local[entry.expert];
-        h.mapped_weights[cell] = entry.weight;
-      }
-    }
-    r.mapped_idx = h.mapped_idx;
-    r.mapped_weights = h.mapped_weights;
-  }
 }
 
 }  // namespace ubep

@@ -37,12 +37,17 @@ class Engine {
   // Ends the handle's lease; completes own writes of a pending operation, waits for nobody.
   virtual void release(HandleState& handle) = 0;
   virtual Status input(std::int64_t num_tokens, std::int64_t hidden, DType dtype, Rows& x) = 0;
+  // `near` or `far`, from the next dispatch or input() on.
+  virtual void set_store(Store store) = 0;
   virtual void close() = 0;
 };
 
 struct EngineOptions {
   GroupConfig config;
   Store store = Store::far;  // resolved
+  // A pushing source sums its bases itself while ranks x experts is at most this; beyond it, it
+  // waits for the owners' tables.
+  std::int64_t most_counts = 16 * 1024;
 };
 
 // Bytes of a rank's private row areas.

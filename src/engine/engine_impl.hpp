@@ -1,4 +1,5 @@
-// The engine over any fabric. The bodies: dispatch_impl.hpp and combine_impl.hpp.
+// The engine over any fabric. The bodies: dispatch_impl.hpp, push_impl.hpp, place_impl.hpp and
+// combine_impl.hpp.
 //
 // To add a fabric: satisfy fabric/concept.hpp and instantiate EngineImpl in one .cpp.
 #pragma once
@@ -40,6 +41,7 @@ class EngineImpl final : public Engine {
   Status waits_for(const HandleState& handle) const override;
   void release(HandleState& handle) override;
   Status input(std::int64_t num_tokens, std::int64_t hidden, DType dtype, Rows& x) override;
+  void set_store(Store store) override { store_ = store; }
   void close() override;
 
  private:
@@ -57,10 +59,17 @@ class EngineImpl final : public Engine {
   Op* find(const HandleState& handle) const;
   Op& free_op();
   int run_send_tiles(Op& op);
+  // Any lane, before its tile ends.
+  void note_copied(Op& op, std::uint64_t bytes) {
+    op.copied.add_relaxed(bytes);
+    fabric_.work({Work::Kind::copy, bytes});
+  }
   int run_tiles(Op& op);
   int advance(Op& op);
   void fail(const Status& status);
+  void tell_failure();
   int retire(Op& op, const Status& status);
+  int retire_all(const Status& status);
   void abandon_fetches(const Op& op, std::uint64_t ranks);
   void finish(Op& op);
   Status status_of(const Op& op, Code code) const;
@@ -68,6 +77,7 @@ class EngineImpl final : public Engine {
   Status not_ready(OpKind kind, const char* what) const;
   bool announced(Op& op, int q, std::uint64_t word_offset, std::uint64_t value);
   void give_up_on(Op& op, int q);
+  void report_loss(Op& op, int q);
   bool agree_on_op(Op& op, int q);
   OpLine next_line(const HandleState& h, OpKind kind);
   void publish_op_line(const OpLine& line);
@@ -79,21 +89,53 @@ class EngineImpl final : public Engine {
   void begin_dispatch(const ConstRows& x, HandleState& handle, bool cached);
   void write_record(const HandleState& h);
   int announce_rows(Op& op);
+  void add_token_tiles(Op& op, bool in_slot);
   void bind_areas(HandleState& h);
   int advance_dispatch(Op& op);
   bool advance_source(Op& op, int q);
   bool read_record_head(Op& op, int q);
   bool read_record(Op& op, int q);
+  bool read_counts(Op& op, int q);
+  int send_tokens(Op& op, Tile& tile);
+
+  // place_impl.hpp
   void source_arrived(Op& op, int q);
   void place_rows(Op& op);
   void show_received(Op& op);
   void show_mapped(Op& op);
+  void report_overflow(Op& op);
   void zero_padding(const HandleState& h);
   void publish_bases(const HandleState& h);
   bool copies_at_once(const HandleState& h) const;
+  bool copies_from(const Op& op, int q) const;
+  void add_copies(Op& op);
+  std::byte* rows_area(const Op& op);
+  void bind_rows(Op& op);
   std::uint64_t row_index(const HandleState& h, int q, std::uint32_t row, std::size_t& group) const;
-  int send_tokens(Op& op, Tile& tile);
   int pull_rows(Op& op, Tile& tile);
+
+  // push_impl.hpp
+  static bool pushes(const Routed& r) {
+    return r.options.path == Path::push || r.options.path == Path::bsp;
+  }
+  static bool to_windows(const Routed& r) {
+    return r.options.path == Path::bsp || !is_by_expert(r.shape.layout);
+  }
+  bool sums_bases() const {
+    return std::int64_t{config_.size} * config_.experts.num_experts() <= most_counts_;
+  }
+  std::uint64_t window_rows(const Routed& routed, int owner) const;
+  void plan_outgoing(Routed& routed);
+  int push_windows(Op& op);
+  int find_bases(Op& op);
+  void add_push_tiles(Op& op, int owner);
+  int push_rows(Op& op, Tile& tile);
+  int look_for_rows(Op& op);
+  enum class Fate : std::uint8_t { waiting, stored, lost, released };
+  Fate fate_of(Op& op, int q, std::uint64_t word_offset);
+  void leave_rows(Op& op);
+  void zero_rows(Op& op, int q);
+  void layout_bases(Op& op);
 
   // combine_impl.hpp
   void bind_outputs(Op& op, const ConstRows& y);
@@ -102,6 +144,8 @@ class EngineImpl final : public Engine {
   int advance_combine(Op& op);
   bool advance_owner(Op& op, int q);
   bool read_bases(Op& op, int q);
+  bool bases_fit(Op& op, int q);
+  void find_window_bases(Op& op, int q);
   int send_outputs(Op& op, Tile& tile);
   void sum_choices(const Op& op, int q, std::uint32_t row, std::byte* out) const;
   int reduce_tokens(Op& op, Tile& tile);
@@ -109,7 +153,8 @@ class EngineImpl final : public Engine {
 
   F& fabric_;
   GroupConfig config_;
-  Store store_;
+  Store store_;  // of the next dispatch
+  std::int64_t most_counts_;
   int rank_;
   std::vector<SegmentLayout> layouts_;
   std::vector<Slot> slots_;
@@ -119,11 +164,13 @@ class EngineImpl final : public Engine {
   std::uint64_t seq_ = 0;                                      // last used
   std::uint64_t epoch_ = 0;                                    // last used
   bool input_reserved_ = false;
+  bool input_in_slot_ = false;
   const void* input_data_ = nullptr;
   std::uint64_t lost_ = 0;      // bit p: rank p died, left or failed
   std::uint64_t reported_ = 0;  // those that an operation has returned peer_lost for
   std::array<const char*, kMaxRanks> how_lost_ = {};
   Status failed_;  // mismatch or corrupt: the end of this communicator
+  bool told_failure_ = false;
   bool closed_ = false;
   mutable LaneWord control_{1};
 };
@@ -133,6 +180,7 @@ EngineImpl<F>::EngineImpl(F& fabric, const EngineOptions& options)
     : fabric_(fabric),
       config_(options.config),
       store_(options.store),
+      most_counts_(options.most_counts),
       rank_(fabric.rank()),
       slots_(static_cast<std::size_t>(config_.slots)) {
   for (int r = 0; r < config_.size; ++r) layouts_.emplace_back(config_, r);
@@ -157,14 +205,16 @@ template <Fabric F>
 Op& EngineImpl<F>::free_op() {
   for (const auto& op : ops_) {
     if (op->line.kind != OpKind::none) continue;
-    op->cached = op->sent = op->placed = false;
+    op->cached = op->announced = op->sent = op->placed = false;
+    op->unplaced = op->pushers = op->coming = op->unsent = op->copying = 0;
     op->status = {};
     op->absent = 0;
     op->stage.fill(Op::kOpLine);
     op->send.clear();
     op->receive.clear();
-    op->lost.store_release(0);   // publishes: nothing; no tile is out yet
-    op->ready.store_release(0);  // publishes: nothing; likewise
+    op->copied.store_release(0);  // publishes: nothing; no tile is out yet
+    op->lost.store_release(0);    // publishes: nothing; no tile is out yet
+    op->ready.store_release(0);   // publishes: nothing; likewise
     return *op;
   }
   broken_invariant("more operations pending than leases");
@@ -183,6 +233,7 @@ int EngineImpl<F>::step(int lane, int lanes) {
       done += advance(*op);
       if (i < order_.size() && order_[i] == op) ++i;  // else it finished and left the list
     }
+    if (!failed_.ok()) done += retire_all(failed_);
     control_.store_release(1);  // publishes: the operations' state, to the next lane in control
   }
   for (const auto& op : ops_) done += run_tiles(*op);
@@ -193,7 +244,8 @@ int EngineImpl<F>::step(int lane, int lanes) {
 template <Fabric F>
 int EngineImpl<F>::run_send_tiles(Op& op) {
   return op.send.run([&](Tile& tile) {
-    return op.line.kind == OpKind::dispatch ? send_tokens(op, tile) : send_outputs(op, tile);
+    if (op.line.kind == OpKind::combine) return send_outputs(op, tile);
+    return pushes(*op.handle->routed) ? push_rows(op, tile) : send_tokens(op, tile);
   });
 }
 
@@ -207,7 +259,7 @@ int EngineImpl<F>::run_tiles(Op& op) {
 
 template <Fabric F>
 int EngineImpl<F>::advance(Op& op) {
-  if (!failed_.ok()) return retire(op, failed_);
+  if (!failed_.ok()) return 0;  // step() retires it
   return op.line.kind == OpKind::dispatch ? advance_dispatch(op) : advance_combine(op);
 }
 
@@ -221,6 +273,18 @@ int EngineImpl<F>::retire(Op& op, const Status& status) {
   op.status = status;
   finish(op);
   return 1;
+}
+
+template <Fabric F>
+int EngineImpl<F>::retire_all(const Status& status) {
+  int done = 0;
+  for (std::size_t i = 0; i < order_.size();) {
+    const int retired = retire(*order_[i], status);
+    if (retired == 0) ++i;
+    done += retired;
+  }
+  tell_failure();
+  return done;
 }
 
 // Calls off what was being fetched for an operation: it would be taken for a later epoch's.
@@ -240,6 +304,10 @@ template <Fabric F>
 void EngineImpl<F>::finish(Op& op) {
   HandleState& h = *op.handle;
   h.status = op.status;
+  // acquires: nothing; the boards' idle() has the lanes' additions.
+  const std::uint64_t copied = op.copied.load_acquire();
+  (op.line.kind == OpKind::dispatch ? h.stats.dispatch_copied_bytes
+                                    : h.stats.combine_copied_bytes) = copied;
   std::erase(order_, &op);
   op.line.kind = OpKind::none;
   op.handle = nullptr;
@@ -252,6 +320,14 @@ template <Fabric F>
 void EngineImpl<F>::fail(const Status& status) {
   if (!failed_.ok()) return;
   failed_ = status;
+}
+
+// Peers take a failed rank for dead and use its slots again: no lane may be storing rows into their
+// inboxes any more.
+template <Fabric F>
+void EngineImpl<F>::tell_failure() {
+  if (failed_.ok() || told_failure_ || !order_.empty()) return;
+  told_failure_ = true;
   fabric_.set_state(PeerState::failed);
 }
 
@@ -290,7 +366,12 @@ OpLine EngineImpl<F>::next_line(const HandleState& h, OpKind kind) {
   line.layout = h.routed->options.layout;
   line.reduction = h.routed->options.reduction;
   line.topk = static_cast<std::uint8_t>(h.routed->shape.topk);
-  line.topk1 = h.routed->options.topk1 ? 1 : 0;
+  const DispatchOptions& options = h.routed->options;
+  line.topk1 = options.topk1 ? 1 : 0;
+  line.path = options.path;
+  line.contiguous = options.contiguous ? 1 : 0;
+  line.alignment = static_cast<std::uint16_t>(options.expert_alignment);
+  line.capacity = static_cast<std::uint32_t>(options.expert_capacity);
   return line;
 }
 
@@ -320,7 +401,7 @@ bool EngineImpl<F>::agree_on_op(Op& op, int q) {
   Status status = status_of(op, Code::mismatch);
   status.peer = static_cast<std::int16_t>(q);
   status.word = Word::op;
-  OpDifference found = find_corruption(theirs, static_cast<std::uint32_t>(config_.max_tokens));
+  OpDifference found = find_corruption(theirs, config_);
   if (found.field != nullptr) {
     status.code = Code::corrupt;
   } else {
@@ -363,6 +444,11 @@ void EngineImpl<F>::give_up_on(Op& op, int q) {
   op.waiting &= ~bit(q);
   op.absent |= bit(q);
   abandon_fetches(op, bit(q));
+  report_loss(op, q);
+}
+
+template <Fabric F>
+void EngineImpl<F>::report_loss(Op& op, int q) {
   if ((reported_ & bit(q)) != 0) return;
   reported_ |= bit(q);
   if (op.status.ok()) {
@@ -409,6 +495,18 @@ Status EngineImpl<F>::describe_wait(const HandleState& handle) const {
   if (op == nullptr) return not_ready(handle.kind, "the operation is not pending");
   Status status = status_of(*op, Code::not_ready);
   status.missing = op->waiting;
+  if (op->waiting == 0 && (op->unplaced | op->coming) != 0) {
+    const bool bases = op->unplaced != 0;
+    status.missing = bases ? op->unplaced : op->coming;
+    const int q = std::countr_zero(status.missing);
+    status.peer = static_cast<std::int16_t>(q);
+    status.word = bases ? Word::base : Word::sent;
+    status.expected = op->line.epoch;
+    const SegmentLayout& l = layout(q);
+    // acquires: nothing; only the value is shown.
+    status.seen = fabric_.load_flag(q, bases ? l.base(handle.slot) : l.sent(handle.slot, rank_));
+    return status;
+  }
   if (op->waiting == 0) {
     status.what = "own work is not done: step() it";
     return status;
@@ -434,6 +532,7 @@ void EngineImpl<F>::release(HandleState& handle) {
   const bool outputs_published = handle.kind == OpKind::combine;
   if (!failed_.ok()) {  // peers treat this rank as dead: it says nothing more
     if (op != nullptr) (void)retire(*op, failed_);
+    tell_failure();
     handle.leased = slot_of(handle).leased = slot_of(handle).combining = false;
     return;
   }
@@ -442,6 +541,7 @@ void EngineImpl<F>::release(HandleState& handle) {
     abandon_fetches(*op, ~std::uint64_t{0});
     // Own rows need nobody, their source may be gone afterwards, and peers still count on them.
     (void)run_send_tiles(*op);
+    if (op->unplaced != 0 && handle.kind == OpKind::dispatch) leave_rows(*op);
     (void)(outputs_published ? announce_outputs(*op) : announce_rows(*op));
     finish(*op);
     handle.kind = OpKind::none;  // nothing to poll or wait for any more
@@ -465,6 +565,7 @@ void EngineImpl<F>::close() {
     Op& op = *order_.front();
     (void)retire(op, not_ready(op.line.kind, "the communicator was closed"));
   }
+  tell_failure();
   if (failed_.ok()) fabric_.set_state(PeerState::left);
 }
 
@@ -472,3 +573,5 @@ void EngineImpl<F>::close() {
 
 #include "engine/combine_impl.hpp"   // IWYU pragma: export
 #include "engine/dispatch_impl.hpp"  // IWYU pragma: export
+#include "engine/place_impl.hpp"     // IWYU pragma: export
+#include "engine/push_impl.hpp"      // IWYU pragma: export

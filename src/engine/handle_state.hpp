@@ -11,6 +11,7 @@
 #include "plan/send_plan.hpp"
 #include "ubep/combine.hpp"
 #include "ubep/dispatch.hpp"
+#include "ubep/stats.hpp"
 #include "ubep/status.hpp"
 
 namespace ubep {
@@ -20,10 +21,15 @@ class Engine;
 // Routing and plan of one dispatch; cached dispatches share it.
 struct Routed {
   DispatchOptions options;  // path and reduction resolved
+  const char* reason = "";  // of the path
   PlanShape shape;
   std::uint64_t origin = 0;  // epoch of the dispatch that made it
   SendPlan send;
   ReceivePlan receive;
+  // push, bsp
+  std::vector<SourceRows> outgoing;                // [R] own rows for each owner
+  std::vector<std::vector<std::uint32_t>> counts;  // [R] rows of each source by expert position
+  std::vector<std::uint32_t> first_entry;          // [R] bsp: of this rank at each source
 };
 
 namespace detail {
@@ -35,6 +41,7 @@ struct HandleState {
   std::uint64_t epoch = 0;
   int hidden = 0;
   DType dtype = DType::bf16;
+  Store store = Store::far;  // from dispatch to combine
 
   // Lease.
   bool leased = false;
@@ -52,6 +59,7 @@ struct HandleState {
   LaneWord state;
   Status status;
   std::vector<std::uint8_t> valid;
+  OperationStats stats;
 
   std::weak_ptr<Engine> engine;  // of the lease
   int generation = 0;            // of forks, when the lease began

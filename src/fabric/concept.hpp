@@ -9,6 +9,10 @@
 // prepare          own bytes that will be written soon, from the start of an area: resident now.
 // claim/commit     own bytes for writing, always at the same address; after commit and the next
 //                  flag peers may acquire them.
+// inbox            own bytes that peers put rows into; null when nobody pushes.
+// claim_at/commit_at  bytes of a peer's inbox for writing (any lane, each byte once); after
+// commit_at
+//                  and the next own flag that peer finds them in its inbox.
 // load_flag        acquires: everything the writer of that value stored before it is visible.
 // store_flag       publishes: everything stored (and committed) before.
 // order            an ordering by name, called by each lane that stored data.
@@ -37,6 +41,9 @@ concept Fabric = requires(F& fabric, const F& facts_of, int rank, Range range, s
   { fabric.prepare(range) } -> std::same_as<void>;
   { fabric.claim(range) } -> std::same_as<std::byte*>;
   { fabric.commit(range) } -> std::same_as<void>;
+  { fabric.inbox(range) } -> std::same_as<std::byte*>;
+  { fabric.claim_at(rank, range) } -> std::same_as<std::byte*>;
+  { fabric.commit_at(rank, range) } -> std::same_as<void>;
   { fabric.load_flag(rank, offset) } -> std::same_as<std::uint64_t>;
   { fabric.store_flag(offset, value) } -> std::same_as<void>;
   { fabric.order(ordering) } -> std::same_as<void>;

@@ -1,5 +1,6 @@
 #include "plan/receive_plan.hpp"
 
+#include <algorithm>
 #include <concepts>
 
 #include "base/math.hpp"
@@ -13,8 +14,8 @@ std::int32_t local_of(const ExpertMap& experts, const Entry& entry) {
   return experts.local[entry.expert];
 }
 
-// Rows of each local expert over all sources, and their prefix sums rounded up to `alignment`.
-void count_experts(const ExpertMap& experts, int num_local, std::uint64_t alignment,
+// Rows of each local expert over all sources, and where each begins.
+void count_experts(const ExpertMap& experts, int num_local, const ExpertRoom& room,
                    ReceivePlan& plan) {
   plan.expert_counts.assign(at(num_local), 0);
   for (const SourceRows& source : plan.sources) {
@@ -23,12 +24,11 @@ void count_experts(const ExpertMap& experts, int num_local, std::uint64_t alignm
   plan.expert_offsets.assign(at(num_local) + 1, 0);
   for (std::size_t e = 0; e < at(num_local); ++e) {
     const auto rows = static_cast<std::uint64_t>(plan.expert_counts[e]);
-    plan.expert_offsets[e + 1] =
-        plan.expert_offsets[e] + static_cast<std::int32_t>(round_up(rows, alignment));
+    plan.expert_offsets[e + 1] = plan.expert_offsets[e] + static_cast<std::int32_t>(room.of(rows));
   }
 }
 
-void place_expert_major(ReceivePlan& plan) {
+void place_by_expert(const ExpertRoom& room, ReceivePlan& plan) {
   const std::size_t groups = at(plan.groups);
   for (std::size_t g = 0; g < groups; ++g) {
     auto next = static_cast<std::uint32_t>(plan.expert_offsets[g]);
@@ -39,6 +39,11 @@ void place_expert_major(ReceivePlan& plan) {
     }
   }
   plan.num_rows = plan.expert_offsets.back();
+  for (std::int32_t& count : plan.expert_counts) {
+    if (room.capacity == 0 || static_cast<std::uint32_t>(count) <= room.capacity) continue;
+    plan.overflow = std::max(plan.overflow, static_cast<std::uint32_t>(count));
+    count = static_cast<std::int32_t>(room.capacity);
+  }
 }
 
 void place_rank_major(ReceivePlan& plan) {
@@ -92,15 +97,28 @@ void fill_expert_rows(const ExpertMap& experts, bool want_pairs, ReceivePlan& pl
   next[0] = 0;
 }
 
+// Every token is a row; entries are in token order.
+void index_every_token(std::uint32_t tokens, SourceRows& source) {
+  std::uint32_t entry = 0;
+  for (std::uint32_t token = 0; token < tokens; ++token) {
+    source.row_token.push_back(token);
+    source.row_entry.push_back(entry);
+    while (entry < source.entries.size() && source.entries[entry].token == token) ++entry;
+  }
+  source.group_begin.back() = tokens;
+}
+
 }  // namespace
 
-void index_rows(const ExpertMap& experts, const PlanShape& shape, int rank, SourceRows& source) {
-  const bool by_expert = shape.layout == Layout::expert_major;
+void index_rows(const ExpertMap& experts, const PlanShape& shape, int rank, std::uint32_t tokens,
+                SourceRows& source) {
+  const bool by_expert = is_by_expert(shape.layout);
   const std::size_t groups = at(shape.groups(experts, rank));
   source.row_token.clear();
   source.row_entry.clear();
   source.group_begin.assign(groups + 1, 0);
-  for (std::size_t j = 0; j < source.entries.size(); ++j) {
+  if (shape.every_token) index_every_token(tokens, source);
+  for (std::size_t j = 0; j < source.entries.size() && !shape.every_token; ++j) {
     const Entry& entry = source.entries[j];
     const bool new_row =
         shape.row_per_choice() || j == 0 || entry.token != source.entries[j - 1].token;
@@ -110,18 +128,19 @@ void index_rows(const ExpertMap& experts, const PlanShape& shape, int rank, Sour
     if (groups != 0) ++source.group_begin[(by_expert ? at(local_of(experts, entry)) : 0) + 1];
   }
   source.row_entry.push_back(static_cast<std::uint32_t>(source.entries.size()));
-  for (std::size_t g = 1; g <= groups; ++g) source.group_begin[g] += source.group_begin[g - 1];
+  for (std::size_t g = 1; g <= groups && !shape.every_token; ++g)
+    source.group_begin[g] += source.group_begin[g - 1];
 }
 
 void make_receive_plan(const ExpertMap& experts, const ReceiveShape& shape, ReceivePlan& plan) {
-  const bool by_expert = shape.plan.layout == Layout::expert_major;
+  const bool by_expert = is_by_expert(shape.plan.layout);
   const int num_local = experts.num_local(shape.rank);
   plan.groups = shape.plan.groups(experts, shape.rank);
+  plan.overflow = 0;
   plan.bases.assign(plan.sources.size() * at(plan.groups), 0);
-  count_experts(experts, num_local, by_expert ? static_cast<std::uint64_t>(shape.alignment) : 1,
-                plan);
+  count_experts(experts, num_local, by_expert ? shape.room : ExpertRoom{}, plan);
   if (by_expert) {
-    place_expert_major(plan);
+    place_by_expert(shape.room, plan);
     return;
   }
   plan.src_counts.resize(plan.sources.size());

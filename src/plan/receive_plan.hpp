@@ -9,6 +9,7 @@
 
 #include "base/entry.hpp"
 #include "base/group_config.hpp"
+#include "base/math.hpp"
 #include "plan/shape.hpp"
 
 namespace ubep {
@@ -23,13 +24,24 @@ struct SourceRows {
   std::uint32_t num_rows() const { return static_cast<std::uint32_t>(row_token.size()); }
 };
 
-// Fills everything but `entries`, which it reads.
-void index_rows(const ExpertMap& experts, const PlanShape& shape, int rank, SourceRows& source);
+// Fills everything but `entries`, which it reads: rows for `rank` of a source with `tokens` tokens.
+void index_rows(const ExpertMap& experts, const PlanShape& shape, int rank, std::uint32_t tokens,
+                SourceRows& source);
+
+// How an owner lays out the rows of its experts.
+struct ExpertRoom {
+  std::uint32_t alignment = 1;  // expert_major: each first row is a multiple of it
+  std::uint32_t capacity = 0;   // expert_padded: rows of each expert; 0 = packed
+
+  std::uint64_t of(std::uint64_t rows) const {
+    return capacity != 0 ? capacity : round_up(rows, alignment);
+  }
+};
 
 struct ReceiveShape {
   PlanShape plan;
   int rank = 0;
-  int alignment = 1;        // expert_major
+  ExpertRoom room;
   bool want_pairs = false;  // owner weighting
 };
 
@@ -38,7 +50,8 @@ struct ReceivePlan {
   int groups = 1;                   // G: local experts for expert_major, else 1
   // Where the rows of (source, group) begin in the output area; published for combine.
   std::vector<std::uint32_t> bases;  // [R * G]
-  std::int64_t num_rows = 0;         // N; expert_major counts alignment padding
+  std::int64_t num_rows = 0;         // N; expert layouts count padding
+  std::uint32_t overflow = 0;  // expert_padded: rows of the fullest expert when beyond capacity
 
   // What `Received` shows (include/ubep/dispatch.hpp).
   std::vector<std::int32_t> src_counts;
@@ -56,7 +69,8 @@ struct ReceivePlan {
   }
 };
 
-// Fills everything from plan.sources (all indexed), reusing memory.
+// Fills everything from plan.sources (all indexed), reusing memory. Experts beyond their capacity
+// show `capacity` rows; those behind have no place.
 void make_receive_plan(const ExpertMap& experts, const ReceiveShape& shape, ReceivePlan& plan);
 
 }  // namespace ubep

@@ -61,12 +61,13 @@ void add_choice_refs(std::span<Choice> choices, bool per_rank, SendPlan& plan) {
 
 void add_refs(const RoutingView& routing, const ExpertMap& experts, const PlanShape& shape,
               int self, SendPlan& plan) {
-  const bool by_expert = shape.layout == Layout::expert_major;
+  const bool by_expert = is_by_expert(shape.layout);
   const bool per_rank = shape.reduction == Reduction::per_rank;
+  const std::uint64_t all = ~std::uint64_t{0} >> (64 - (experts.first.size() - 1));
   Choice choices[kMaxTopk];
   std::size_t i = 0;
   for (std::uint32_t t = 0; t < routing.num_tokens; ++t) {
-    std::uint64_t ranks = 0;
+    std::uint64_t ranks = shape.every_token ? all : 0;
     std::size_t count = 0;
     for (int k = 0; k < shape.topk; ++k, ++i) {
       const std::int32_t e = routing.topk_idx[i];
@@ -93,7 +94,7 @@ void add_refs(const RoutingView& routing, const ExpertMap& experts, const PlanSh
 void make_send_plan(const RoutingView& routing, const ExpertMap& experts, const PlanShape& shape,
                     int self, SendPlan& plan) {
   const std::size_t ranks = experts.first.size() - 1;
-  const bool by_expert = shape.layout == Layout::expert_major;
+  const bool by_expert = is_by_expert(shape.layout);
   plan.num_tokens = routing.num_tokens;
   plan.off.assign(ranks + 1, 0);
   plan.refs.clear();

@@ -4,6 +4,7 @@
 // in tokens x topk.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -39,6 +40,12 @@ struct SendPlan {
   std::span<const Entry> to(int rank) const {
     const auto r = static_cast<std::size_t>(rank);
     return std::span(entries).subspan(off[r], off[r + 1] - off[r]);
+  }
+  // rank_major: whether `rank` owns an expert of `token`.
+  bool has_entry(int rank, std::uint32_t token) const {
+    const auto row = to(rank);
+    return std::binary_search(row.begin(), row.end(), Entry{token, 0, 0, 0},
+                              [](const Entry& a, const Entry& b) { return a.token < b.token; });
   }
 };
 

@@ -17,6 +17,10 @@ OpDifference compare(const OpLine& mine, const OpLine& theirs) {
   if (mine.reduction != theirs.reduction) {
     return differ("reduction", mine.reduction, theirs.reduction);
   }
+  const auto agreed = [](Path path) { return path == Path::bsp || path == Path::allgather; };
+  if (mine.path != theirs.path && (agreed(mine.path) || agreed(theirs.path))) {
+    return differ("path", mine.path, theirs.path);
+  }
   if (mine.view != theirs.view) return differ("view", mine.view, theirs.view);
   if (mine.map_version != theirs.map_version) {
     return differ("map_version", mine.map_version, theirs.map_version);
@@ -26,7 +30,7 @@ OpDifference compare(const OpLine& mine, const OpLine& theirs) {
   return {};
 }
 
-OpDifference find_corruption(const OpLine& theirs, std::uint32_t max_tokens) {
+OpDifference find_corruption(const OpLine& theirs, const GroupConfig& config) {
   const auto beyond = [](const char* field, auto seen, std::uint64_t limit) {
     return OpDifference{field, limit, static_cast<std::uint64_t>(seen)};
   };
@@ -34,10 +38,23 @@ OpDifference find_corruption(const OpLine& theirs, std::uint32_t max_tokens) {
     return beyond("operation kind", theirs.kind, static_cast<std::uint64_t>(OpKind::combine));
   }
   if (theirs.dtype > DType::fp32) return beyond("dtype", theirs.dtype, 2);
-  if (theirs.layout > Layout::expert_major) return beyond("layout", theirs.layout, 1);
+  if (theirs.layout > Layout::expert_padded) return beyond("layout", theirs.layout, 2);
   if (theirs.reduction > Reduction::per_rank) return beyond("reduction", theirs.reduction, 2);
   if (theirs.topk1 > 1) return beyond("topk1", theirs.topk1, 1);
+  const auto max_tokens = static_cast<std::uint64_t>(config.max_tokens);
   if (theirs.tokens > max_tokens) return beyond("tokens", theirs.tokens, max_tokens);
+  if (theirs.path > Path::allgather || theirs.path == Path::automatic) {
+    return beyond("path", theirs.path, static_cast<std::uint64_t>(Path::allgather));
+  }
+  if (!config.push && theirs.path == Path::push) return beyond("path", theirs.path, 2);
+  if (!config.bsp && theirs.path == Path::bsp) return beyond("path", theirs.path, 2);
+  if (theirs.contiguous > 1) return beyond("contiguous", theirs.contiguous, 1);
+  if (theirs.alignment < 1 || theirs.alignment > kMaxAlignment) {
+    return beyond("alignment", theirs.alignment, kMaxAlignment);
+  }
+  const bool padded = theirs.layout == Layout::expert_padded;
+  const auto most = static_cast<std::uint64_t>(padded ? config.expert_capacity : 0);
+  if (theirs.capacity > most) return beyond("capacity", theirs.capacity, most);
   return {};
 }
 

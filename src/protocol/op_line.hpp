@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "base/group_config.hpp"
 #include "ubep/status.hpp"
 #include "ubep/types.hpp"
 
@@ -27,7 +28,12 @@ struct OpLine {
   Reduction reduction = Reduction::automatic;
   std::uint8_t topk = 0;
   std::uint8_t topk1 = 0;
-  std::uint8_t reserved[10] = {};
+  // A rank's own affair, which its peers go by.
+  Path path = Path::pull;  // of its rows: push = into inboxes; bsp and allgather must agree
+  std::uint8_t contiguous = 0;
+  std::uint16_t alignment = 1;  // expert_major
+  std::uint8_t reserved[2] = {};
+  std::uint32_t capacity = 0;  // expert_padded
 };
 static_assert(sizeof(OpLine) == 64, "one cache line");
 
@@ -40,8 +46,8 @@ struct OpDifference {
 };
 OpDifference compare(const OpLine& mine, const OpLine& theirs);
 
-// An op line that no correct rank writes (unknown enum, more tokens than declared): the field, or
+// An op line that no correct rank writes (unknown enum, more than was declared): the field, or
 // nullptr.
-OpDifference find_corruption(const OpLine& theirs, std::uint32_t max_tokens);
+OpDifference find_corruption(const OpLine& theirs, const GroupConfig& config);
 
 }  // namespace ubep

@@ -12,9 +12,8 @@ OpDifference find_corruption(std::span<const Entry> entries, const RecordLimits&
     if (entry.expert >= map.num_experts() || map.rank[entry.expert] != limits.rank) {
       return {"entry expert", static_cast<std::uint64_t>(map.num_experts()), entry.expert};
     }
-    const std::uint64_t group = limits.layout == Layout::expert_major
-                                    ? static_cast<std::uint64_t>(map.local[entry.expert])
-                                    : 0;
+    const std::uint64_t group =
+        is_by_expert(limits.layout) ? static_cast<std::uint64_t>(map.local[entry.expert]) : 0;
     // (local expert, token, k) strictly grows.
     const std::uint64_t key = group << 40 | static_cast<std::uint64_t>(entry.token) << 8 | entry.k;
     if (i != 0 && key <= previous) return {"entry order", previous, key};

@@ -26,10 +26,22 @@ SegmentLayout::SegmentLayout(const GroupConfig& config, int rank)
                       kPageBytes);
   y_bytes_ = round_up(checked_mul(config.max_rows(rank), config.max_stride), kPageBytes);
 
+  if (config.push) {
+    const auto experts = static_cast<std::uint64_t>(config.experts.num_experts());
+    counts_bytes_ = std::max(size, experts) * sizeof(std::uint32_t);
+    if (config.bsp)
+      back_bytes_ = round_up(checked_mul(max_entries_, config.max_stride), kPageBytes);
+    inbox_bytes_ = std::max(
+        checked_mul(static_cast<std::uint64_t>(slots_), checked_add(y_bytes_, back_bytes_)),
+        kPageBytes);
+  }
+
   op_ = add(4 * static_cast<std::uint64_t>(slots_) * sizeof(OpLine), kLineBytes);
-  for (Slot& slot : per_slot_) slot.words = add(3 * kLineBytes, kLineBytes);
+  const std::uint64_t words = config.push ? 4 + size : 3;
+  for (Slot& slot : per_slot_) slot.words = add(words * kLineBytes, kLineBytes);
   for (Slot& slot : per_slot_) {
     slot.off = add(off_bytes_, kLineBytes);
+    slot.counts = add(counts_bytes_, kLineBytes);
     // Room to whole lines: entries may be stored with non-temporal stores.
     slot.entries = add(round_up(checked_mul(max_entries_, sizeof(Entry)), kLineBytes), kLineBytes);
   }

@@ -1,10 +1,11 @@
 // Where everything lies in a rank's segment: one list from which all offsets and the size follow.
 //
-//   fabric header | op lines [4N] | per slot: pub, out, done | per slot: off, entries |
-//   per slot: x | per slot: bases | per slot: y
+//   fabric header | op lines [4N] | per slot: pub, out, done, base, sent [R] |
+//   per slot: off, counts, entries | per slot: x | per slot: bases | per slot: y
 //
 // x comes before bases and y because only their sizes depend on the rank: x lies at the same offset
-// in every segment.
+// in every segment. `base`, `sent` and `counts` exist where peers push. The inbox, a memory of its
+// own, holds per slot: rows | back (bsp: outputs that come back).
 #pragma once
 
 #include <array>
@@ -30,9 +31,15 @@ class SegmentLayout {
   std::uint64_t pub(int slot) const { return at(slot).words; }
   std::uint64_t out(int slot) const { return at(slot).words + kLineBytes; }
   std::uint64_t done(int slot) const { return at(slot).words + 2 * kLineBytes; }
+  std::uint64_t base(int slot) const { return at(slot).words + 3 * kLineBytes; }
+  std::uint64_t sent(int slot, int dst) const {
+    return at(slot).words + (4 + static_cast<std::uint64_t>(dst)) * kLineBytes;
+  }
 
-  // The record: off [R + 1] u32, then entries; both written before pub.
+  // The record: off [R + 1] u32, counts, entries; written before pub.
   Range offsets(int slot) const { return {at(slot).off, off_bytes_}; }
+  // Rows per group over all owners: by rank (rank_major), or by expert position.
+  Range counts(int slot, std::uint64_t groups) const { return {at(slot).counts, groups * 4}; }
   Range entries(int slot, std::uint64_t first, std::uint64_t count) const {
     return {at(slot).entries + first * 12, count * 12};
   }
@@ -51,16 +58,32 @@ class SegmentLayout {
     return {at(slot).y + first * stride, count * stride};
   }
   // Everything of a slot that peers read.
-  std::array<Range, 5> slot_areas(int slot) const {
-    return {offsets(slot), entries(slot, 0, max_entries_), Range{at(slot).bases, bases_bytes_},
-            x(slot, 1, 0, x_bytes_), y(slot, 1, 0, y_bytes_)};
+  std::array<Range, 6> slot_areas(int slot) const {
+    return {offsets(slot),
+            Range{at(slot).counts, counts_bytes_},
+            entries(slot, 0, max_entries_),
+            Range{at(slot).bases, bases_bytes_},
+            x(slot, 1, 0, x_bytes_),
+            y(slot, 1, 0, y_bytes_)};
   }
   std::uint64_t x_area_bytes() const { return x_bytes_; }
   std::uint64_t y_area_bytes() const { return y_bytes_; }
 
+  // The inbox; 0 bytes when nobody pushes. Rows of expert layouts lie where the owner's plan has
+  // them, otherwise in blocks by source.
+  std::uint64_t inbox_bytes() const { return inbox_bytes_; }
+  Range rows(int slot, std::uint64_t stride, std::uint64_t first, std::uint64_t count) const {
+    return {static_cast<std::uint64_t>(slot) * y_bytes_ + first * stride, count * stride};
+  }
+  Range back(int slot, std::uint64_t stride, std::uint64_t first, std::uint64_t count) const {
+    return {static_cast<std::uint64_t>(slots_) * y_bytes_ +
+                static_cast<std::uint64_t>(slot) * back_bytes_ + first * stride,
+            count * stride};
+  }
+
  private:
   struct Slot {
-    std::uint64_t words, off, entries, bases, x, y;
+    std::uint64_t words, off, counts, entries, bases, x, y;
   };
   const Slot& at(int slot) const { return per_slot_[static_cast<std::size_t>(slot)]; }
   std::uint64_t add(std::uint64_t size, std::uint64_t alignment);
@@ -73,6 +96,9 @@ class SegmentLayout {
   std::uint64_t bases_bytes_ = 0;
   std::uint64_t x_bytes_ = 0;
   std::uint64_t y_bytes_ = 0;
+  std::uint64_t counts_bytes_ = 0;
+  std::uint64_t back_bytes_ = 0;
+  std::uint64_t inbox_bytes_ = 0;
   std::vector<Slot> per_slot_;
 };
 

@@ -50,13 +50,13 @@ std::vector<Mapping> memory_file_mappings() {
   return mappings;
 }
 
-// Every memory file that this process has open.
-std::vector<int> memory_file_descriptors() {
+// Every memory file of that name that this process has open.
+std::vector<int> memory_file_descriptors(const std::string& name) {
   std::vector<int> descriptors;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     std::error_code ignored;
     const std::string target = std::filesystem::read_symlink(entry.path(), ignored).string();
-    if (target.rfind("/memfd:", 0) == 0) {
+    if (target.rfind("/memfd:" + name, 0) == 0) {
       descriptors.push_back(std::stoi(entry.path().filename().string()));
     }
   }
@@ -66,7 +66,9 @@ std::vector<int> memory_file_descriptors() {
 TEST(IsolationTest, PeersMemoryCannotBeMadeWritable) {
   const Problem problem = make_problem({.ranks = 3});
   run_ranks(RankKind::processes, 3, [&](const Bootstrap& bootstrap) {
-    Communicator comm = Communicator::create(bootstrap, options_for(problem));
+    CommunicatorOptions options = options_for(problem);
+    options.push = options.bsp = false;
+    Communicator comm = Communicator::create(bootstrap, options);
     Worker worker(problem, bootstrap.rank);
     EXPECT_EQ(worker.round(comm), "");
     std::size_t read_only = 0;
@@ -78,10 +80,31 @@ TEST(IsolationTest, PeersMemoryCannotBeMadeWritable) {
           << "a peer's segment became writable";
     }
     EXPECT_GE(read_only, 2U);  // one of each peer
-    for (const int descriptor : memory_file_descriptors()) {
+    for (const int descriptor : memory_file_descriptors("")) {
       void* const memory = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
       EXPECT_EQ(memory, MAP_FAILED) << "descriptor " << descriptor << " can be mapped for writing";
       EXPECT_NE(ftruncate(descriptor, 0), 0) << "descriptor " << descriptor << " can be cut";
+    }
+    EXPECT_EQ(worker.round(comm), "");
+  });
+}
+
+// With push, inboxes are all that peers may write, and nobody can cut them.
+TEST(IsolationTest, OnlyInboxesOfPeersAreWritable) {
+  const Problem problem = make_problem({.ranks = 3});
+  run_ranks(RankKind::processes, 3, [&](const Bootstrap& bootstrap) {
+    Communicator comm = Communicator::create(bootstrap, options_for(problem));
+    Worker worker(problem, bootstrap.rank, {.path = Path::push});
+    EXPECT_EQ(worker.round(comm), "");
+    EXPECT_EQ(memory_file_descriptors("ubep-inbox").size(), 3U);
+    for (const int descriptor : memory_file_descriptors("ubep-inbox")) {
+      EXPECT_NE(ftruncate(descriptor, 0), 0) << "descriptor " << descriptor << " can be cut";
+    }
+    const std::vector<int> segments = memory_file_descriptors("ubep-segment");
+    EXPECT_EQ(segments.size(), 3U);
+    for (const int descriptor : segments) {
+      void* const memory = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+      EXPECT_EQ(memory, MAP_FAILED) << "descriptor " << descriptor << " can be mapped for writing";
     }
     EXPECT_EQ(worker.round(comm), "");
   });

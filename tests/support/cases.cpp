@@ -45,6 +45,8 @@ void choose_communicator(Case& c, const CaseLimits& limits, Random& random) {
   options.max_topk = random.between(1, 12);
   if (random.one_in(10)) options.max_topk = random.between(13, 64);
   options.slots = random.between(1, 4);
+  options.push = !random.one_in(4);
+  options.bsp = options.push && random.one_in(2);
   options.timeout = std::chrono::seconds(40);
 }
 
@@ -55,32 +57,43 @@ void choose_shape(const CommunicatorOptions& options, Problem& problem, Random& 
   const int largest = static_cast<int>(largest_row / size_of(problem.dtype));
   problem.hidden = random.one_in(2) ? largest : random.between(1, largest);
   problem.topk = random.one_in(2) ? options.max_topk : random.between(1, options.max_topk);
-  problem.layout = random.one_in(2) ? Layout::rank_major : Layout::expert_major;
+  problem.layout = random.pick<Layout>(
+      {Layout::rank_major, Layout::rank_major, Layout::expert_major, Layout::expert_padded});
   problem.function = static_cast<ExpertFunction>(random.below(3));
   if (problem.layout == Layout::rank_major) {
     problem.topk1 = random.one_in(4);
+    problem.every_token = !problem.topk1 && random.one_in(6);
     problem.reduction = random.pick<Reduction>({Reduction::automatic, Reduction::per_rank});
     return;
   }
-  problem.expert_alignment = random.pick<int>({1, 1, 2, 5, 8, 16, 64});
+  if (problem.layout == Layout::expert_major) {
+    problem.expert_alignment = random.pick<int>({1, 1, 2, 5, 8, 16, 64});
+  }
   problem.reduction =
       random.pick<Reduction>({Reduction::automatic, Reduction::exact, Reduction::per_rank});
 }
 
 // What only changes how rows travel: never the bits.
-DispatchOptions choose_options(const Problem& problem, Random& random) {
+DispatchOptions choose_options(const Operation& operation, bool push, Random& random) {
+  const Problem& problem = operation.problem;
   DispatchOptions options{.layout = problem.layout,
                           .reduction = problem.reduction,
                           .topk1 = problem.topk1,
-                          .expert_alignment = problem.expert_alignment};
+                          .expert_alignment = problem.expert_alignment,
+                          .expert_capacity = problem.expert_capacity};
   const bool rank_major = problem.layout == Layout::rank_major;
   const bool read = rank_major && !problem.topk1 && random.one_in(2);
-  if (read) {
-    options.mapped_view = random.one_in(3);
+  if (operation.bsp || problem.every_token) {
+    options.path = operation.bsp ? Path::bsp : Path::allgather;
+    options.contiguous = rank_major && random.one_in(2);
+  } else if (read) {
+    // A mapped view does not go with a peer that pushes.
+    options.mapped_view = !push && random.one_in(3);
     options.path = random.pick<Path>({Path::read, Path::read, Path::automatic});
   } else {
-    options.path = random.pick<Path>({Path::pull, Path::pull, Path::automatic});
-    const bool pull = options.path == Path::pull;
+    options.path = random.pick<Path>({Path::pull, Path::automatic, Path::push});
+    if (!push && options.path == Path::push) options.path = Path::pull;
+    const bool pull = options.path != Path::automatic;
     options.in_place = pull && random.one_in(3);
     options.contiguous = pull && rank_major && random.one_in(2);
   }
@@ -88,9 +101,9 @@ DispatchOptions choose_options(const Problem& problem, Random& random) {
   return options;
 }
 
-LocalChoice choose_local(const Problem& problem, Random& random) {
+LocalChoice choose_local(const Operation& operation, bool push, Random& random) {
   LocalChoice local;
-  local.options = choose_options(problem, random);
+  local.options = choose_options(operation, push, random);
   local.drive = static_cast<Drive>(random.below(4));
   local.lanes = random.between(2, 3);
   local.input = random.one_in(3);
@@ -109,12 +122,13 @@ void choose_locals(Case& c, int number, std::uint64_t seed) {
   Operation& operation = c.operations[index(number)];
   const auto stream = static_cast<std::uint64_t>(number);
   Random shared(seed, stream, 0);
-  const DispatchOptions options = choose_options(operation.problem, shared);
+  const bool push = c.options.push;
+  const DispatchOptions options = choose_options(operation, push, shared);
   const bool same = !shared.one_in(4);
   operation.local.clear();
   for (int rank = 0; rank < c.num_ranks; ++rank) {
     Random random(seed, stream, static_cast<std::uint64_t>(rank) + 1);
-    LocalChoice local = choose_local(operation.problem, random);
+    LocalChoice local = choose_local(operation, push, random);
     if (same) local.options = options;
     if (operation.origin >= 0) {
       local.options = c.operations[index(operation.origin)].local[index(rank)].options;
@@ -122,6 +136,20 @@ void choose_locals(Case& c, int number, std::uint64_t seed) {
     local.own_y = local.own_y && !local.options.in_place;
     operation.local.push_back(local);
   }
+}
+
+// expert_padded: room for the fullest expert, most often with some to spare.
+void choose_capacity(CommunicatorOptions& options, Problem& problem, Random& random) {
+  if (problem.layout != Layout::expert_padded) return;
+  std::vector<int> rows(index(problem.num_experts));
+  for (const RankInput& input : problem.ranks) {
+    for (const std::int32_t id : input.topk_idx) {
+      if (id >= 0) ++rows[index(id)];
+    }
+  }
+  const int most = *std::max_element(rows.begin(), rows.end());
+  problem.expert_capacity = std::max(1, most + random.below(3));
+  options.expert_capacity = std::max(options.expert_capacity, problem.expert_capacity);
 }
 
 // A dispatch with the routing of an earlier one must be that one in everything but x.
@@ -182,8 +210,11 @@ void add_dispatch(Case& c, Leases& leases, Random& random) {
     operation.cached = random.pick(used);
     operation.origin = leases.latest[index(operation.cached)];
     repeat_routing(c.operations[index(operation.origin)], operation, random);
+    operation.bsp = c.operations[index(operation.origin)].bsp;
   } else {
     fill_inputs(problem, c.options.max_tokens, random);
+    choose_capacity(c.options, problem, random);
+    operation.bsp = c.options.bsp && problem.layout == Layout::expert_major && random.one_in(3);
   }
   operation.release = random.one_in(8);
   leases.start(number, operation.handle);

@@ -40,6 +40,7 @@ struct LocalChoice {
 // One dispatch and its end.
 struct Operation {
   Problem problem;
+  bool bsp = false;      // on every rank
   bool release = false;  // ends by release() instead of combine
   int handle = 0;
   int cached = -1;                          // handle whose routing is used again,

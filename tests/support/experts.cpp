@@ -29,7 +29,7 @@ void run_by_expert(const Received& received, const Problem& problem,
 void run_experts(const Received& received, const Problem& problem, int rank, Weighting weighting,
                  const Rows& y) {
   const std::vector<std::int32_t> experts = experts_of(problem, rank);
-  if (problem.layout == Layout::expert_major || weighting == Weighting::owner) {
+  if (problem.layout != Layout::rank_major || weighting == Weighting::owner) {
     run_by_expert(received, problem, experts, y);
     return;
   }

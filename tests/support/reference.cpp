@@ -32,8 +32,9 @@ float weight_of(const Problem& problem, int source, std::int64_t token, int k) {
   return problem.ranks[index(source)].topk_weights[index(token * problem.topk + k)];
 }
 
-// Everything sent to `rank`, in the order (source, token, k).
-std::vector<Arrival> arrivals_of(const Problem& problem, int rank) {
+// Everything sent to `rank`, in the order (source, token, k); with `all` also the choices of other
+// ranks' experts, local = -1.
+std::vector<Arrival> arrivals_of(const Problem& problem, int rank, bool all = false) {
   const std::vector<std::int32_t> local_experts = experts_of(problem, rank);
   std::vector<Arrival> arrivals;
   for (int source = 0; source < problem.num_ranks(); ++source) {
@@ -42,8 +43,9 @@ std::vector<Arrival> arrivals_of(const Problem& problem, int rank) {
       for (int k = 0; k < problem.topk; ++k) {
         const std::int32_t id = chosen(problem, source, token, k);
         const auto at = std::find(local_experts.begin(), local_experts.end(), id);
-        if (at == local_experts.end()) continue;
-        const auto local = static_cast<std::int32_t>(at - local_experts.begin());
+        const bool here = id >= 0 && at != local_experts.end();
+        if (!here && !all) continue;
+        const auto local = here ? static_cast<std::int32_t>(at - local_experts.begin()) : -1;
         arrivals.push_back({source, token, k, local, weight_of(problem, source, token, k)});
       }
     }
@@ -55,6 +57,10 @@ void append_row(const Problem& problem, const Arrival& arrival, ExpectedReceived
   const std::byte* x = token_row(problem, arrival.source, arrival.token);
   const std::size_t row_bytes = index(problem.hidden) * size_of(problem.dtype);
   expected.rows.insert(expected.rows.end(), x, x + row_bytes);
+  const bool zeroed = (problem.zeroed >> arrival.source & 1) != 0;
+  if (zeroed)
+    std::fill(expected.rows.end() - static_cast<std::ptrdiff_t>(row_bytes), expected.rows.end(),
+              std::byte{0});
   ++expected.num_rows;
 }
 
@@ -78,7 +84,7 @@ ExpectedReceived receive_rank_major(const Problem& problem, int rank) {
   expected.src_counts.assign(problem.ranks.size(), 0);
   std::vector<std::pair<std::int32_t, std::int32_t>> pairs;
   std::pair<int, std::int64_t> last{-1, -1};
-  for (const Arrival& arrival : arrivals_of(problem, rank)) {
+  for (const Arrival& arrival : arrivals_of(problem, rank, problem.every_token)) {
     if (last != std::pair{arrival.source, arrival.token}) {
       last = {arrival.source, arrival.token};
       append_row(problem, arrival, expected);
@@ -86,6 +92,7 @@ ExpectedReceived receive_rank_major(const Problem& problem, int rank) {
       expected.topk_idx.resize(index(expected.num_rows * problem.topk), -1);
       expected.topk_weights.resize(index(expected.num_rows * problem.topk), 0.0F);
     }
+    if (arrival.local < 0) continue;
     const std::int64_t row = expected.num_rows - 1;
     expected.topk_idx[index(row * problem.topk + arrival.k)] = arrival.local;
     expected.topk_weights[index(row * problem.topk + arrival.k)] = arrival.weight;
@@ -110,7 +117,7 @@ ExpectedReceived receive_topk1(const Problem& problem, int rank) {
   return expected;
 }
 
-ExpectedReceived receive_expert_major(const Problem& problem, int rank) {
+ExpectedReceived receive_by_expert(const Problem& problem, int rank) {
   ExpectedReceived expected;
   std::vector<Arrival> arrivals = arrivals_of(problem, rank);
   std::sort(arrivals.begin(), arrivals.end(), [](const Arrival& a, const Arrival& b) {
@@ -126,8 +133,12 @@ ExpectedReceived receive_expert_major(const Problem& problem, int rank) {
       append_row(problem, arrivals[next], expected);
       ++expected.expert_counts.back();
     }
-    while (expected.num_rows % problem.expert_alignment != 0) {
+    const bool padded = problem.layout == Layout::expert_padded;
+    expected.undefined.resize(index(expected.num_rows), false);
+    while (padded ? expected.num_rows < static_cast<std::int64_t>(e + 1) * problem.expert_capacity
+                  : expected.num_rows % problem.expert_alignment != 0) {
       expected.rows.resize(expected.rows.size() + row_bytes, std::byte{0});
+      expected.undefined.push_back(padded);
       ++expected.num_rows;
     }
   }
@@ -212,7 +223,7 @@ std::vector<std::int32_t> experts_of(const Problem& problem, int rank) {
 }
 
 ExpectedReceived expected_received(const Problem& problem, int rank) {
-  if (problem.layout == Layout::expert_major) return receive_expert_major(problem, rank);
+  if (problem.layout != Layout::rank_major) return receive_by_expert(problem, rank);
   if (problem.topk1) return receive_topk1(problem, rank);
   return receive_rank_major(problem, rank);
 }

@@ -41,9 +41,12 @@ struct Problem {
   Layout layout = Layout::rank_major;
   bool topk1 = false;
   int expert_alignment = 1;
+  int expert_capacity = 0;   // expert_padded; large enough
+  bool every_token = false;  // rank_major: every token is a row on every rank (allgather)
   Reduction reduction = Reduction::automatic;
   ExpertFunction function = ExpertFunction::identity;
   std::uint64_t sources = ~std::uint64_t{0};  // bit q: rank q takes part as a source
+  std::uint64_t zeroed = 0;                   // bit q: its rows have a place and are zero
   std::vector<RankInput> ranks;
 
   int num_ranks() const { return static_cast<int>(ranks.size()); }
@@ -52,6 +55,7 @@ struct Problem {
 struct ExpectedReceived {
   std::int64_t num_rows = 0;
   std::vector<std::byte> rows;  // dense [num_rows, hidden]; alignment padding is zero
+  std::vector<bool> undefined;  // [num_rows] or empty: rows of expert_padded that nobody sent
   std::vector<std::int32_t> src_counts;
   std::vector<std::int32_t> topk_idx;
   std::vector<float> topk_weights;

@@ -114,6 +114,10 @@ StagedFabric::StagedFabric(StagedWorld& world, int rank, std::uint64_t bytes, st
       claimed_(bytes / kClaimUnit),
       views_(world.options_.segment_bytes.size()) {
   facts_.mapped = false;
+  const std::vector<std::uint64_t>& inboxes = world_.options_.inbox_bytes;
+  if (inboxes.empty()) return;
+  inbox_ = PrivateRows(inboxes[static_cast<std::size_t>(rank)]);
+  for (const std::uint64_t inbox_bytes : inboxes) outgoing_.emplace_back(inbox_bytes);
 }
 
 StagedFabric::~StagedFabric() {
@@ -151,7 +155,45 @@ void StagedFabric::commit(Range range) {
   }
   std::fill(claimed_.begin() + first, claimed_.begin() + last, false);
   const std::byte* bytes = staging_.data() + range.offset;
-  committed_.push_back({range.offset, {bytes, bytes + range.bytes}});
+  committed_.push_back({range.offset, {bytes, bytes + range.bytes}, -1});
+}
+
+void StagedFabric::check_inbox(int rank, Range range, const char* call) const {
+  if (dead_) broken("{} by rank {}, which has ended", call, rank_);
+  const std::vector<std::uint64_t>& inboxes = world_.options_.inbox_bytes;
+  const std::uint64_t bytes = inboxes.empty() ? 0 : inboxes[static_cast<std::size_t>(rank)];
+  if (range.offset <= bytes && range.bytes <= bytes - range.offset) return;
+  broken("{} of {} bytes at {}, the inbox of rank {} has {}", call, range.bytes, range.offset, rank,
+         bytes);
+}
+
+std::byte* StagedFabric::inbox(Range range) {
+  check_inbox(rank_, range, "inbox");
+  return inbox_.data() + range.offset;
+}
+
+std::byte* StagedFabric::claim_at(int rank, Range range) {
+  if (rank == rank_) broken("rank {} puts rows into its own inbox", rank);
+  check_inbox(rank, range, "claim_at");
+  return outgoing_[static_cast<std::size_t>(rank)].data() + range.offset;
+}
+
+void StagedFabric::commit_at(int rank, Range range) {
+  const std::lock_guard lock(world_.mutex_);
+  check_inbox(rank, range, "commit_at");
+  std::byte* bytes = outgoing_[static_cast<std::size_t>(rank)].data() + range.offset;
+  Snapshot snapshot{range.offset, {bytes, bytes + range.bytes}, rank};
+  std::fill_n(bytes, range.bytes, kUnpublished);
+  if (random_.one_in(3)) {
+    world_.rank(rank).put(snapshot);
+  } else {
+    committed_.push_back(std::move(snapshot));
+  }
+}
+
+void StagedFabric::put(const Snapshot& snapshot) {
+  if (dead_) return;
+  std::memcpy(inbox_.data() + snapshot.offset, snapshot.bytes.data(), snapshot.bytes.size());
 }
 
 std::uint64_t StagedFabric::load_flag(int rank, std::uint64_t offset) const {
@@ -186,7 +228,13 @@ void StagedFabric::publish(Message message) {
 
 void StagedFabric::deliver(View& view) {
   const Message& message = *view.under_way.front();
-  for (const Snapshot& snapshot : message.data) view.bytes.write(snapshot.offset, snapshot.bytes);
+  for (const Snapshot& snapshot : message.data) {
+    if (snapshot.inbox_of < 0) {
+      view.bytes.write(snapshot.offset, snapshot.bytes);
+    } else if (snapshot.inbox_of == rank_) {
+      put(snapshot);
+    }
+  }
   if (message.is_state) {
     view.state = static_cast<PeerState>(message.value);
   } else {

@@ -15,6 +15,8 @@
 //
 // claim    memory of the own segment that nobody else sees. commit takes a snapshot of it; the
 //          snapshot travels with the next flag. Committing what was not claimed aborts.
+// claim_at memory that nobody else sees, for rows of a peer's inbox. commit_at takes a snapshot,
+//          which reaches that inbox at once, or with the next flag.
 // flags    and states reach every peer in the order of their stores, a random number of them at
 //          each progress() of that peer. A flag that does not grow aborts.
 // acquire  starts a fetch that ends after a random number of progress() calls. It yields what was
@@ -89,6 +91,9 @@ class StagedFabric {
   void prepare(Range) const {}
   std::byte* claim(Range range);
   void commit(Range range);
+  std::byte* inbox(Range range);
+  std::byte* claim_at(int rank, Range range);
+  void commit_at(int rank, Range range);
   std::uint64_t load_flag(int rank, std::uint64_t offset) const;
   void store_flag(std::uint64_t offset, std::uint64_t value);
   void order(Ordering) const {}
@@ -106,6 +111,7 @@ class StagedFabric {
   struct Snapshot {
     std::uint64_t offset;
     std::vector<std::byte> bytes;
+    int inbox_of = -1;  // of the segment otherwise
   };
   // One store_flag() or set_state(), with the bytes committed before.
   struct Message {
@@ -138,7 +144,9 @@ class StagedFabric {
   const View& view(int rank) const { return views_[static_cast<std::size_t>(rank)]; }
   void check(int rank, Range range, const char* call) const;
   void publish(Message message);
-  static void deliver(View& view);
+  void deliver(View& view);
+  void put(const Snapshot& snapshot);
+  void check_inbox(int rank, Range range, const char* call) const;
   void read(const Place& place, const Fetch& fetch) const;
 
   StagedWorld& world_;
@@ -146,7 +154,9 @@ class StagedFabric {
   FabricFacts facts_;
   Random random_;
   PrivateRows staging_;
-  std::vector<bool> claimed_;  // per 4 bytes
+  PrivateRows inbox_;
+  std::vector<PrivateRows> outgoing_;  // [R] what is put into each inbox
+  std::vector<bool> claimed_;          // per 4 bytes
   std::vector<Snapshot> committed_;
   std::vector<View> views_;
   std::map<Place, Fetch> fetches_;
@@ -157,6 +167,7 @@ class StagedWorld {
  public:
   struct Options {
     std::vector<std::uint64_t> segment_bytes;  // one per rank
+    std::vector<std::uint64_t> inbox_bytes;    // one per rank, or none
     std::uint64_t seed = 1;
     int max_delay = 3;  // progress() calls that a fetch takes at most
   };

@@ -62,6 +62,8 @@ CommunicatorOptions options_for(const Problem& problem) {
           .max_hidden = problem.hidden,
           .max_dtype = problem.dtype,
           .max_topk = problem.topk,
+          .expert_capacity = problem.expert_capacity,
+          .bsp = true,
           .timeout = std::chrono::seconds(30)};
 }
 
@@ -71,6 +73,7 @@ Worker::Worker(const Problem& problem, int rank, const DispatchOptions& options)
   options_.topk1 = problem.topk1;
   options_.reduction = problem.reduction;
   options_.expert_alignment = problem.expert_alignment;
+  options_.expert_capacity = problem.expert_capacity;
 }
 
 ConstRows Worker::x() const {
@@ -114,8 +117,21 @@ Status Worker::start_combine(Communicator& comm) {
 
 std::string Worker::received_difference() const {
   Problem problem = problem_;
-  problem.sources = handle.received().sources;
-  return compare_received(handle.received(), expected_received(problem, rank_), problem);
+  const std::uint64_t all = ~std::uint64_t{0} >> (64 - problem.ranks.size());
+  const std::uint64_t here = handle.received().sources & all;
+  // Rows of a source that was lost are absent, or zero when it had announced them.
+  std::string first;
+  std::uint64_t zeroed = 0;
+  do {
+    problem.sources = here | zeroed;
+    problem.zeroed = zeroed;
+    const std::string difference =
+        compare_received(handle.received(), expected_received(problem, rank_), problem);
+    if (difference.empty()) return "";
+    if (first.empty()) first = difference;
+    zeroed = (zeroed - (all & ~here)) & all & ~here;  // the next subset
+  } while (zeroed != 0);
+  return first;
 }
 
 std::string Worker::out_difference(std::uint64_t lost) const {

@@ -44,8 +44,11 @@ class Worker {
   // The experts run first.
   Status combine(Communicator& comm);
   Status start_combine(Communicator& comm);
+  // The experts alone; what their combine takes.
+  CombineArgs prepare_combine();
 
-  // "" or the first difference from the reference; rows of sources that were lost are absent.
+  // "" or the first difference from the reference; rows of sources that were lost are absent, or
+  // zero.
   std::string received_difference() const;
   // "" or the first difference in tokens that are marked valid; a token may be marked invalid only
   // when it chose an expert of a rank in `lost`.
@@ -60,8 +63,6 @@ class Worker {
   const DispatchOptions& options() const { return options_; }
 
  private:
-  CombineArgs prepare_combine();
-
   const Problem& problem_;
   int rank_;
   DispatchOptions options_;

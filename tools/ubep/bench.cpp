@@ -57,6 +57,7 @@ BenchPlan make_plan(const BenchOptions& options, int ranks, const std::vector<in
 struct Rows {
   double per_choice = 0;  // one per (token, k): expert_major
   double per_rank = 0;    // one per (token, rank): rank_major, and the deduplicated bytes
+  double all = 0;         // every token to every rank: allgather
 };
 
 Rows rows_of(const BenchPlan& plan) {
@@ -79,7 +80,9 @@ Rows rows_of(const BenchPlan& plan) {
     }
   }
   const auto sets = static_cast<double>(plan.routing.size());
-  return {rows.per_choice / sets, rows.per_rank / sets};
+  const double tokens = std::accumulate(plan.tokens.begin(), plan.tokens.end(), 0.0);
+  return {rows.per_choice / sets, rows.per_rank / sets,
+          tokens * static_cast<double>(plan.tokens.size() - 1)};
 }
 
 Load load_of(const BenchPlan& plan) {
@@ -120,10 +123,7 @@ class Times {
 
  private:
   double at(std::size_t rank, int iteration, BenchTimes::Field field) {
-    const auto index = variant_ * static_cast<std::size_t>(plan_.options.iters) +
-                       static_cast<std::size_t>(iteration);
-    return stage_.numbers(
-        static_cast<int>(rank))[BenchScalars::count + index * BenchTimes::count + field];
+    return stage_.numbers(static_cast<int>(rank))[times_at(plan_, variant_, iteration) + field];
   }
 
   Stage& stage_;
@@ -141,26 +141,49 @@ Timing timing_of(const std::vector<double>& us, double wire_bytes, double dedup_
   return timing;
 }
 
-PathResult path_result(Stage& stage, const BenchPlan& plan, std::size_t v) {
+// The path that rank 0 took, why, and how often all ranks copied each row.
+PathResult describe_path(Stage& stage, const BenchPlan& plan, std::size_t v) {
   const BenchVariant& variant = plan.variants[v];
-  const bool by_expert = variant.path.layout == Layout::expert_major;
-  const bool automatic = variant.path.path == Path::automatic;
+  const double* notes = &stage.numbers(0)[notes_at(v)];
   PathResult result;
-  result.path = automatic ? (by_expert ? "pull" : "read") : name(variant.path.path);
+  result.path = name(static_cast<Path>(static_cast<int>(notes[BenchNotes::path])));
   result.variant = variant.in_place ? "in-place" : "copied";
-  result.store = stage.numbers(0)[BenchScalars::store_far] > 0 ? "far" : "near";
+  result.store = notes[BenchNotes::far] > 0 ? "far" : "near";
   result.layout = name(variant.path.layout);
+  const bool automatic = variant.path.path == Path::automatic;
   const bool store_auto = plan.options.store_value == Store::automatic;
   result.chosen_by = automatic || store_auto ? "auto" : "user";
-  const bool probed = stage.numbers(0)[BenchScalars::flag_one_way_ns] > 0;
-  result.reason = !store_auto ? "store: asked for"
-                  : probed    ? "store: probe at set-up"
-                              : "store: placement unknown";
+  const double flag_ns = stage.numbers(0)[BenchScalars::flag_one_way_ns];
+  const std::string store = !store_auto   ? "asked for"
+                            : flag_ns > 0 ? fmt::format("probe, {:.0f} ns one way", flag_ns)
+                                          : "placement unknown";
+  const char* reason = reinterpret_cast<const char*>(notes + BenchNotes::reason);
+  result.reason = fmt::format("path: {}; store: {}", reason, store);
+  double rows = 0;
+  double dispatched = 0;
+  double combined = 0;
+  for (std::size_t r = 0; r < plan.tokens.size(); ++r) {
+    const double* of_rank = &stage.numbers(static_cast<int>(r))[notes_at(v)];
+    rows += of_rank[BenchNotes::rows];
+    dispatched += of_rank[BenchNotes::dispatch_copied];
+    combined += of_rank[BenchNotes::combine_copied];
+  }
+  const double bytes = rows * static_cast<double>(plan.options.hidden) *
+                       static_cast<double>(size_of(plan.options.dtype_value));
+  if (bytes > 0) result.copies = Copies{dispatched / bytes, combined / bytes};
+  return result;
+}
 
+PathResult path_result(Stage& stage, const BenchPlan& plan, std::size_t v) {
+  const BenchVariant& variant = plan.variants[v];
+  PathResult result = describe_path(stage, plan, v);
   const double row_bytes = static_cast<double>(plan.options.hidden) *
                            static_cast<double>(size_of(plan.options.dtype_value));
   const Rows rows = rows_of(plan);
-  const double wire = (by_expert ? rows.per_choice : rows.per_rank) * row_bytes;
+  const double wire_rows = variant.path.path == Path::allgather ? rows.all
+                           : is_by_expert(variant.path.layout)  ? rows.per_choice
+                                                                : rows.per_rank;
+  const double wire = wire_rows * row_bytes;
   const double dedup = rows.per_rank * row_bytes;
   Times times(stage, plan, v);
   const auto dispatch = times.between(BenchTimes::dispatch_begin, BenchTimes::dispatch_end, false);
@@ -301,12 +324,22 @@ void print_details(const BenchResult& result, std::FILE* out) {
         point.load.rank_max_over_mean, *point.first_call_us, *point.cores_used,
         point.memory->reserved >> 20, point.memory->resident >> 20);
     for (const PathResult& path : point.paths) {
-      fmt::print(out, "         {}:{}@{} ({}, {})\n", path.path, path.variant, path.layout,
-                 path.chosen_by, path.reason);
+      fmt::print(out, "         {}:{}@{}\n", path.path, path.variant, path.layout);
       figures("dispatch", path.dispatch);
       figures("combine", path.combine);
       figures("round trip", path.round_trip);
       figures("cycle", path.cycle);
+    }
+  }
+}
+
+// --explain: what `auto` became and why; the probe that it rests on stands above.
+void print_reasons(const BenchResult& result, std::FILE* out) {
+  for (const Point& point : result.points) {
+    for (const PathResult& path : point.paths) {
+      fmt::print(out, "why      {} ranks, {} tokens, {}: path {} and store {}, by {} ({})\n",
+                 point.ranks, fmt::join(point.tokens, ","), path.layout, path.path, path.store,
+                 path.chosen_by, path.reason);
     }
   }
 }
@@ -322,6 +355,7 @@ void write_result(const BenchOptions& options, const BenchResult& result) {
   std::FILE* text = options.json == "-" ? stderr : stdout;
   print_table(result, text);
   print_details(result, text);
+  if (options.explain) print_reasons(result, text);
   if (!options.compare_ranks.empty()) print_rank_scaling(result, text);
   if (options.check) print_checks(result, text);
   if (options.json.empty()) return;

@@ -26,11 +26,12 @@ Enum one_of(const std::string& text, const char* option, std::initializer_list<E
 }
 
 Path path_of(const std::string& text, const char* option) {
-  return one_of(text, option, {Path::automatic, Path::read, Path::pull});
+  return one_of(text, option,
+                {Path::automatic, Path::read, Path::pull, Path::push, Path::bsp, Path::allgather});
 }
 
 Layout layout_of(const std::string& text, const char* option) {
-  return one_of(text, option, {Layout::rank_major, Layout::expert_major});
+  return one_of(text, option, {Layout::rank_major, Layout::expert_major, Layout::expert_padded});
 }
 
 BenchPath bench_path(const std::string& item, Layout layout, const char* option) {
@@ -39,8 +40,11 @@ BenchPath bench_path(const std::string& item, Layout layout, const char* option)
   if (parts.size() > 2) throw InputError("--compare: '" + item + "' is not path[@layout]");
   path.layout = parts.size() == 2 ? layout_of(parts[1], "--compare") : layout;
   path.path = path_of(parts[0], option);
-  if (path.path == Path::read && path.layout == Layout::expert_major) {
-    throw InputError("path read needs layout rank_major, not expert_major");
+  const bool by_token = path.path == Path::read || path.path == Path::allgather;
+  const Layout needed = by_token ? Layout::rank_major : Layout::expert_major;
+  if ((by_token || path.path == Path::bsp) && path.layout != needed) {
+    throw InputError(fmt::format("path {} needs layout {}, not {}", name(path.path), name(needed),
+                                 name(path.layout)));
   }
   return path;
 }
@@ -95,8 +99,10 @@ void add_bench_options(CLI::App& app, BenchOptions& o) {
   app.add_option("--topk", o.topk, "experts per token, 1..64")->capture_default_str();
   app.add_option("--experts", o.experts, "experts of all ranks")->capture_default_str();
   app.add_option("--dtype", o.dtype, "bf16, fp16 or fp32")->capture_default_str();
-  app.add_option("--layout", o.layout, "rank_major or expert_major")->capture_default_str();
-  app.add_option("--path", o.path, "auto, read or pull")->capture_default_str();
+  app.add_option("--layout", o.layout, "rank_major, expert_major or expert_padded")
+      ->capture_default_str();
+  app.add_option("--path", o.path, "auto, read, pull or push; bsp and allgather, the baselines")
+      ->capture_default_str();
   app.add_option("--store", o.store, "auto, near or far")->capture_default_str();
   app.add_option("--activations", o.activations,
                  "x written into the library's buffer (in-place), copied from an own one, or both")
@@ -115,6 +121,7 @@ void add_bench_options(CLI::App& app, BenchOptions& o) {
   app.add_option("--preset", o.preset, "shape of a model, e.g. qwen3-30b-decode");
   app.add_option("--compare", o.compare, "measure these in turn: path[@layout],...");
   app.add_option("--compare-ranks", o.compare_ranks, "measure with these numbers of ranks: 2,8");
+  app.add_flag("--explain", o.explain, "say why each path and store policy was taken");
   app.add_option("--json", o.json, "write the result as JSON to a file, or - for standard output");
 }
 

@@ -45,6 +45,7 @@ struct BenchOptions {
   std::string compare;
   std::string compare_ranks;
   std::string json;
+  bool explain = false;
 
   // Derived by resolve().
   DType dtype_value = DType::bf16;

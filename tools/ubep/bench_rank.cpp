@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstring>
 #include <fstream>
+#include <numeric>
 
 #include "tools/ubep/exit_code.hpp"
 #include "tools/ubep/lane_team.hpp"
@@ -79,9 +80,11 @@ class RankBench {
   void run() {
     meet();
     first_call();
-    for (const BenchVariant& variant : plan_.variants) {
+    for (std::size_t v = 0; v < plan_.variants.size(); ++v) {
+      const BenchVariant& variant = plan_.variants[v];
       if (plan_.options.check) check(variant);
-      for (int i = 0; i < plan_.options.warmup; ++i) iterate(variant, i);
+      for (int i = 0; i < std::max(plan_.options.warmup, 1); ++i) iterate(variant, i);
+      take_notes(v);
     }
     for (int first = 0; first < plan_.options.iters; first += kBlock) {
       const int end = std::min(first + kBlock, plan_.options.iters);
@@ -145,6 +148,7 @@ class RankBench {
   void iterate(const BenchVariant& variant, int iteration) {
     const std::size_t set = set_of(iteration);
     dispatch(variant, write_activations(variant, set), set);
+    rows_received_ = rows_of(handle_.received());
     run_experts(handle_.received(), experts_, handle_.expert_output());
     combine();
   }
@@ -162,9 +166,20 @@ class RankBench {
   }
 
   double& time(std::size_t variant, int iteration, BenchTimes::Field field) {
-    const auto index = variant * static_cast<std::size_t>(plan_.options.iters) +
-                       static_cast<std::size_t>(iteration);
-    return numbers_[BenchScalars::count + index * BenchTimes::count + field];
+    return numbers_[times_at(plan_, variant, iteration) + field];
+  }
+
+  // Of the variant's latest operation.
+  void take_notes(std::size_t v) {
+    const OperationStats stats = handle_.stats();
+    double* notes = &numbers_[notes_at(v)];
+    notes[BenchNotes::path] = static_cast<double>(stats.path);
+    notes[BenchNotes::far] = stats.store == Store::far ? 1 : 0;
+    notes[BenchNotes::rows] = static_cast<double>(rows_received_);
+    notes[BenchNotes::dispatch_copied] = static_cast<double>(stats.dispatch_copied_bytes);
+    notes[BenchNotes::combine_copied] = static_cast<double>(stats.combine_copied_bytes);
+    std::strncpy(reinterpret_cast<char*>(notes + BenchNotes::reason), stats.reason,
+                 BenchNotes::kReasonBytes - 1);
   }
 
   // Dispatch and combine, each between barriers of the harness.
@@ -225,7 +240,11 @@ class RankBench {
         }
       }
     };
-    if (variant.path.layout == Layout::rank_major) {
+    if (variant.path.path == Path::allgather) {
+      for (std::size_t q = 0; q < plan_.tokens.size(); ++q) {
+        for (int t = 0; t < plan_.tokens[q]; ++t) rows.emplace_back(static_cast<int>(q), t);
+      }
+    } else if (variant.path.layout == Layout::rank_major) {
       add([&](std::int32_t e) { return plan_.expert_rank[static_cast<std::size_t>(e)] == rank_; },
           true);
     } else {
@@ -234,17 +253,34 @@ class RankBench {
     return rows;
   }
 
+  // Without padding.
+  static std::int64_t rows_of(const Received& received) {
+    if (!is_by_expert(received.layout)) return received.num_rows;
+    return std::accumulate(received.expert_counts.begin(), received.expert_counts.end(),
+                           std::int64_t{0});
+  }
+
   void check_received(const BenchVariant& variant, std::size_t set) {
     const Received& received = handle_.received();
     const auto expected = expected_rows(variant, set);
-    if (static_cast<std::size_t>(received.num_rows) != expected.size()) {
+    std::vector<std::int64_t> places;
+    if (is_by_expert(received.layout)) {
+      for (std::size_t e = 0; e < experts_.size(); ++e) {
+        for (int j = 0; j < received.expert_counts[e]; ++j) {
+          places.push_back(received.expert_offsets[e] + j);
+        }
+      }
+    } else {
+      for (std::int64_t i = 0; i < received.num_rows; ++i) places.push_back(i);
+    }
+    if (places.size() != expected.size()) {
       numbers_[BenchScalars::mismatches] += 1;
       return;
     }
     Tensor row(1, plan_.options.hidden, plan_.options.dtype_value);
     for (std::size_t i = 0; i < expected.size(); ++i) {
       make_activations({expected[i].first, static_cast<int>(set)}, expected[i].second, row.view);
-      const std::byte* got = received.row(static_cast<std::int64_t>(i));
+      const std::byte* got = received.row(places[i]);
       if (std::memcmp(got, row.bytes.data(), row.bytes.size()) != 0) {
         numbers_[BenchScalars::mismatches] += 1;
       }
@@ -287,6 +323,7 @@ class RankBench {
   Communicator comm_;
   LaneTeam lanes_;
   Handle handle_;
+  std::int64_t rows_received_ = 0;
   std::vector<std::int32_t> experts_;  // global ids of the local ones
   std::vector<Tensor> masters_;        // one per set
   Tensor x_;
@@ -305,13 +342,26 @@ CommunicatorOptions communicator_options(const BenchPlan& plan) {
   options.max_topk = plan.options.topk;
   options.slots = plan.options.slots;
   options.store = plan.options.store_value;
+  for (const BenchVariant& variant : plan.variants) {
+    options.bsp = options.bsp || variant.path.path == Path::bsp;
+    if (variant.path.layout == Layout::expert_padded) {
+      options.expert_capacity = plan.max_tokens * static_cast<int>(plan.tokens.size());
+    }
+  }
   return options;
 }
 
-std::size_t stage_doubles(const BenchPlan& plan) {
-  return BenchScalars::count +
-         plan.variants.size() * static_cast<std::size_t>(plan.options.iters) * BenchTimes::count;
+std::size_t notes_at(std::size_t variant) {
+  return BenchScalars::count + variant * BenchNotes::count;
 }
+
+std::size_t times_at(const BenchPlan& plan, std::size_t variant, int iteration) {
+  const auto index =
+      variant * static_cast<std::size_t>(plan.options.iters) + static_cast<std::size_t>(iteration);
+  return notes_at(plan.variants.size()) + index * BenchTimes::count;
+}
+
+std::size_t stage_doubles(const BenchPlan& plan) { return times_at(plan, plan.variants.size(), 0); }
 
 int run_bench_rank(const Bootstrap& bootstrap, const BenchPlan& plan, Stage& stage) {
   stage.announce(bootstrap.rank, getpid());

@@ -42,7 +42,14 @@ struct BenchTimes {
   };
 };
 
-// Numbers of a rank in the stage: first those of Scalars, then [variants][iters] x BenchTimes.
+// What a rank says of a variant, from the last operation that it checked or warmed up with.
+struct BenchNotes {
+  enum Field { path, far, rows, dispatch_copied, combine_copied, reason, count = reason + 16 };
+  static constexpr std::size_t kReasonBytes = 16 * sizeof(double);
+};
+
+// Numbers of a rank in the stage: first those of Scalars, then [variants] x BenchNotes, then
+// [variants][iters] x BenchTimes.
 struct BenchScalars {
   enum Field {
     first_call,
@@ -59,6 +66,8 @@ struct BenchScalars {
   };
 };
 std::size_t stage_doubles(const BenchPlan& plan);
+std::size_t notes_at(std::size_t variant);
+std::size_t times_at(const BenchPlan& plan, std::size_t variant, int iteration);
 CommunicatorOptions communicator_options(const BenchPlan& plan);
 
 // Returns the exit code; failures are told to the stage.

@@ -14,7 +14,7 @@ int main(int argc, char** argv) {
   using namespace ubep::tools;
   CLI::App app("Unified-Bus Expert Parallelism: moves the tokens of MoE models between ranks",
                "ubep");
-  app.set_version_flag("--version", fmt::format("ubep {}", ubep::kVersion));
+  app.set_version_flag("--version", ubep::build_facts());
   app.require_subcommand(1);
   BenchOptions bench;
   CLI::App* bench_app = app.add_subcommand("bench", "measure dispatch, combine and whole cycles");

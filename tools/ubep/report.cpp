@@ -57,6 +57,10 @@ Json path_json(const PathResult& path, const PathResult& first) {
     put(ratios, name, ratio_to_first(path.*timing, first.*timing));
   }
   json["ratio_to_first"] = ratios;
+  if (path.copies) {
+    json["payload_copies"] = {{"dispatch", rounded(path.copies->dispatch)},
+                              {"combine", rounded(path.copies->combine)}};
+  }
   if (path.time_share) {
     json["time_share"] = {{"copy", rounded(path.time_share->copy)},
                           {"wait_flag", rounded(path.time_share->wait_flag)},
@@ -140,14 +144,19 @@ std::string rate_cell(const PathResult& path, std::optional<double> Timing::*rat
   return cell(path.dispatch) + "/" + cell(path.combine);
 }
 
+std::string copies_cell(const std::optional<Copies>& copies) {
+  return copies ? fmt::format("{:.2f}/{:.2f}", copies->dispatch, copies->combine) : "-";
+}
+
 constexpr std::string_view kRowFormat =
-    "{:>5} {:>9}  {:<26} {:<5} {:>17} {:>17} {:>17} {:>17} {:>11} {:>11} {:>11}\n";
+    "{:>5} {:>9}  {:<29} {:<5} {:>9} {:>17} {:>17} {:>17} {:>17} {:>11} {:>11} {:>11}\n";
 
 void print_path(const Point& point, const PathResult& path, std::FILE* out) {
   const PathResult& first = point.paths.front();
   const std::string variant = path.variant.empty() ? "" : ":" + path.variant;
   fmt::print(out, kRowFormat, point.ranks, tokens_cell(point.tokens),
-             path.path + variant + "@" + path.layout, path.store, time_cell(path.dispatch),
+             path.path + variant + "@" + path.layout, path.store, copies_cell(path.copies),
+             time_cell(path.dispatch),
              time_cell(path.combine), time_cell(path.round_trip), time_cell(path.cycle),
              rate_cell(path, &Timing::wire_gbps), rate_cell(path, &Timing::dedup_gbps),
              number_cell(ratio_to_first(path.round_trip, first.round_trip), 2) + "/" +
@@ -177,8 +186,10 @@ void print_table(const BenchResult& result, std::FILE* out) {
              "{}, iters {}, seed {}\n",
              config.hidden, config.topk, config.experts, config.dtype, config.quant, config.routing,
              config.lanes, config.slots, config.iters, config.seed);
-  fmt::print(out, "times in us: p50 (p99); GB/s: dispatch/combine; x first: round trip/cycle\n");
-  fmt::print(out, kRowFormat, "ranks", "tokens", "path@layout", "store", "dispatch", "combine",
+  fmt::print(out, "times in us: p50 (p99); copies of each received row and GB/s: dispatch/combine; x first: "
+             "round trip/cycle\n");
+  fmt::print(out, kRowFormat, "ranks", "tokens", "path@layout", "store", "copies",
+             "dispatch", "combine",
              "round trip", "cycle", "wire GB/s", "dedup GB/s", "x first");
   for (const Point& point : result.points) {
     for (const PathResult& path : point.paths) print_path(point, path, out);

@@ -51,6 +51,13 @@ struct TimeShare {
   double idle = 0;
 };
 
+// Copies of each received row, on average over all rows and ranks, the rows of a rank to itself
+// counted.
+struct Copies {
+  double dispatch = 0;
+  double combine = 0;
+};
+
 struct PathResult {
   std::string path;
   std::string variant;
@@ -64,6 +71,7 @@ struct PathResult {
   std::optional<Timing> round_trip;
   std::optional<Timing> cycle;
   std::optional<TimeShare> time_share;
+  std::optional<Copies> copies;
 };
 
 struct Load {

@@ -161,7 +161,7 @@ void run_experts(const Received& received, std::span<const std::int32_t> experts
   const RowKernel kernel = kernel_for(received.dtype);
   std::vector<float> scale(static_cast<std::size_t>(received.topk));
   std::vector<float> weight(scale.size());
-  if (received.layout == Layout::expert_major) {
+  if (is_by_expert(received.layout)) {
     weight[0] = 1;
     for (std::size_t e = 0; e < experts.size(); ++e) {
       scale[0] = expert_scale(experts[e]);
@@ -201,7 +201,7 @@ void expected_token(const TokenChoice& choice, const ConstRows& x, std::int64_t 
       per_rank[static_cast<std::size_t>(rank)] += term;
     }
     out[i] = in_order;
-    if (choice.layout == Layout::expert_major) continue;
+    if (is_by_expert(choice.layout)) continue;
     float total = 0;
     for (float partial : std::span(per_rank).first(static_cast<std::size_t>(choice.ranks))) {
       // The owner's row is rounded to the dtype.

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "base/group_config.hpp"
 #include "base/math.hpp"
 #include "fabric/concept.hpp"
 #include "ubep/status.hpp"
@@ -19,10 +20,17 @@ namespace ubep {
 
 static_assert(Fabric<ShmFabric>);
 
+namespace {
+constexpr std::chrono::microseconds kPatience{1000};  // of a probe between operations
+}
+
 std::unique_ptr<ShmFabric> ShmFabric::join(const JoinRequest& request,
                                            detail::ThreadRendezvous* threads) {
   const auto bytes = request.segment_bytes[static_cast<std::size_t>(request.rank)];
   auto own = std::make_shared<Segment>(Segment::create(bytes, request.rank));
+  if (!request.inbox_bytes.empty()) {
+    own->set_inbox(Inbox::create(request.inbox_bytes[static_cast<std::size_t>(request.rank)]));
+  }
   ProbeResult probe;
   Segments segments =
       threads != nullptr ? threads->join(request, own) : join_processes(request, own, probe);
@@ -30,12 +38,39 @@ std::unique_ptr<ShmFabric> ShmFabric::join(const JoinRequest& request,
       new ShmFabric(request.rank, std::move(segments), threads != nullptr));
   fabric->facts_.flag_one_way_ns = probe.one_way_ns;
   fabric->facts_.placement = classify(probe.one_way_ns);
+  fabric->probe_ = std::move(probe);
   return fabric;
+}
+
+bool ShmFabric::probe_again(std::uint64_t number) {
+  const auto others = static_cast<std::uint64_t>(size()) - 1;
+  if (threads_ || others == 0 || probe_.host_cpu < 0) return false;
+  const int other = 1 + static_cast<int>(number % others);
+  if (rank_ != 0 && rank_ != other) return false;
+  const int cpu = rank_ == 0 ? first_cpu() : last_cpu_but(probe_.host_cpu);
+  if (cpu < 0) return false;
+  // Behind all values of the set-up, which starts at 1 + rank x 10^6.
+  const std::uint64_t first = (kMaxRanks + 1) * 1'000'000ULL + number * kFlagsPerProbe;
+  double ns = 0;
+  {
+    const PinnedTo pinned(cpu);
+    ns = ping_pong_ns(own_ + kProbeOffset, at(rank_ == 0 ? other : 0) + kProbeOffset,
+                      {.starter = rank_ == 0, .first = first, .patience = kPatience});
+  }
+  if (ns <= 0) return false;
+  if (rank_ == 0) {
+    probe_.by_peer[static_cast<std::size_t>(other)] = ns;
+    ns = *std::max_element(probe_.by_peer.begin(), probe_.by_peer.end());
+  }
+  facts_.flag_one_way_ns = ns;
+  facts_.placement = classify(ns);
+  return true;
 }
 
 ShmFabric::ShmFabric(int rank, Segments segments, bool threads)
     : rank_(rank), threads_(threads), pid_(getpid()), segments_(std::move(segments)) {
   for (const auto& segment : segments_) base_.push_back(segment->data());
+  for (const auto& segment : segments_) inbox_.push_back(segment->inbox().data());
   own_ = segments_[static_cast<std::size_t>(rank)]->data();
   facts_.mapped = true;
   facts_.atomic_bytes = 8;

@@ -32,6 +32,12 @@ class ShmFabric {
   std::byte* claim(Range range) { return own_ + range.offset; }
   void commit(Range) const {}
 
+  std::byte* inbox(Range range) { return claim_at(rank_, range); }
+  std::byte* claim_at(int rank, Range range) {
+    return inbox_[static_cast<std::size_t>(rank)] + range.offset;
+  }
+  void commit_at(int, Range) const {}
+
   std::uint64_t load_flag(int rank, std::uint64_t offset) const {
     // acquires: what `rank` stored before this value; the caller says what that is.
     return SharedWord(at(rank) + offset).load_acquire();
@@ -43,6 +49,11 @@ class ShmFabric {
   void order(Ordering) const { store_fence(); }  // orders: non-temporal stores before the flag
   int progress() const { return 0; }
   void work(Work) const {}
+
+  // Measures again how far rank 0 is from one other rank, whose turn `number` (1, 2, ...) says. All
+  // ranks call it at about the same time; whoever does not costs the two up to a millisecond.
+  // Returns whether facts() are new. Ranks that are threads have no probe.
+  bool probe_again(std::uint64_t number);
 
   PeerState peer_state(int rank) const;
   void set_state(PeerState state);
@@ -66,7 +77,9 @@ class ShmFabric {
   Segments segments_;
   std::vector<const std::byte*> base_;
   std::byte* own_;
+  std::vector<std::byte*> inbox_;
   FabricFacts facts_;
+  ProbeResult probe_;
   std::vector<SideBySide> windows_;
   std::vector<Range> prepared_;  // start of an area, bytes made resident
 };

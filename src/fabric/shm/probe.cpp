@@ -60,19 +60,20 @@ PinnedTo::~PinnedTo() {
   delete saved;
 }
 
-double ping_pong_ns(std::byte* mine, const std::byte* theirs, bool starter, std::uint64_t first) {
+double ping_pong_ns(std::byte* mine, const std::byte* theirs, const PingPong& game) {
+  static_assert(kBatches * kRoundsPerBatch <= kFlagsPerProbe);
   const SharedWord my_word(mine);
   const SharedWord their_word(theirs);
-  const auto deadline = Clock::now() + std::chrono::milliseconds(10);
+  const auto deadline = Clock::now() + game.patience;
   std::array<double, kBatches> batch_ns{};
-  std::uint64_t value = first;
+  std::uint64_t value = game.first;
   for (double& ns : batch_ns) {
     const auto begin = Clock::now();
     for (int round = 0; round < kRoundsPerBatch; ++round, ++value) {
-      if (!starter && !await(their_word, value, deadline)) return 0;
+      if (!game.starter && !await(their_word, value, deadline)) return 0;
       // publishes: the flag value itself, to the other side's await().
       my_word.store_release(value);
-      if (starter && !await(their_word, value, deadline)) return 0;
+      if (game.starter && !await(their_word, value, deadline)) return 0;
     }
     ns = std::chrono::duration<double, std::nano>(Clock::now() - begin).count() /
          (2 * kRoundsPerBatch);

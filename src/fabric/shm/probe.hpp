@@ -28,10 +28,16 @@ class PinnedTo {
   void* saved_;
 };
 
-// One side of the ping-pong: `mine` is written, `theirs` awaited. The starter leads. Returns the
-// median one-way time in ns, or 0 when the other side did not answer within 10 ms. `first` is the
-// first flag value: larger than any that the two words held before.
-double ping_pong_ns(std::byte* mine, const std::byte* theirs, bool starter, std::uint64_t first);
+struct PingPong {
+  bool starter = false;     // leads
+  std::uint64_t first = 1;  // flag value, larger than any that the two words held before
+  std::chrono::microseconds patience{10'000};
+};
+
+// One side of the ping-pong: `mine` is written, `theirs` awaited. Returns the median one-way time
+// in ns, or 0 when the other side did not answer in time.
+double ping_pong_ns(std::byte* mine, const std::byte* theirs, const PingPong& game);
+inline constexpr std::uint64_t kFlagsPerProbe = 1000;  // values that one game takes at most
 
 Placement classify(double one_way_ns);
 

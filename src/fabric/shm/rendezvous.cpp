@@ -87,6 +87,23 @@ struct CloseAll {
     }
   }
 };
+// What a rank hands to its peers: its segment and, where peers push, its inbox.
+std::vector<int> descriptors_of(const Segment& segment) {
+  std::vector<int> fds{segment.fd()};
+  if (segment.inbox().fd() >= 0) fds.push_back(segment.inbox().fd());
+  return fds;
+}
+
+// Takes over the descriptors at `fds`, and marks each as taken (-1).
+std::shared_ptr<Segment> attach_peer(const JoinRequest& request, int rank, int* fds) {
+  const auto i = static_cast<std::size_t>(rank);
+  auto segment = std::make_shared<Segment>(
+      Segment::attach(std::exchange(fds[0], -1), request.segment_bytes[i], rank));
+  if (!request.inbox_bytes.empty() && request.inbox_bytes[i] != 0) {
+    segment->set_inbox(Inbox::attach(std::exchange(fds[1], -1), request.inbox_bytes[i], rank));
+  }
+  return segment;
+}
 
 // Rank 0's side.
 class Host {
@@ -100,6 +117,8 @@ class Host {
       hand_out();
       Segments segments = attach_all();
       probe.one_way_ns = probe_all(segments);
+      probe.host_cpu = first_cpu();
+      for (const Peer& peer : peers_) probe.by_peer.push_back(peer.one_way_ns);
       return segments;
     } catch (const Error& error) {
       refuse_all(error.what());
@@ -113,11 +132,13 @@ class Host {
     Peer(const Peer&) = delete;
     Peer& operator=(const Peer&) = delete;
     ~Peer() {
-      if (fd >= 0) ::close(fd);
+      for (int fd : fds) {
+        if (fd >= 0) ::close(fd);
+      }
     }
 
     Socket socket;
-    int fd = -1;  // of its segment, until that is attached
+    std::vector<int> fds;  // segment and inbox, until they are attached
     int pid = 0;
     double one_way_ns = 0;
   };
@@ -172,9 +193,10 @@ class Host {
     std::memcpy(&hello, message.data(), sizeof(hello));
     // Connected and left, or something else that knows the name.
     if (got < static_cast<long>(offsetof(Hello, size)) || hello.magic != kMagic) return;
-    const bool complete = got == sizeof(hello) && fds.size() == 1;
+    const bool complete = got == sizeof(hello) && (fds.size() == 1 || fds.size() == 2);
     if (hello.wire_version == kWireVersion && !complete) return;
-    const std::string complaint = complaint_about(hello, socket.peer_pid());
+    std::string complaint = complaint_about(hello, socket.peer_pid());
+    if (complaint.empty() && fds.size() != own_fds_.size()) complaint = "inboxes differ";
     if (!complaint.empty()) {
       refused_.push_back(std::move(socket));
       if (!has_arrived(hello.rank)) ++refused_missing_;
@@ -182,7 +204,7 @@ class Host {
     }
     Peer& peer = peers_[static_cast<std::size_t>(hello.rank)];
     peer.socket = std::move(socket);
-    peer.fd = std::exchange(fds[0], -1);
+    peer.fds = std::exchange(fds, {});
     peer.pid = peer.socket.peer_pid();
   }
 
@@ -248,9 +270,10 @@ class Host {
   // Every rank gets the descriptors of all others, in rank order.
   void hand_out() {
     for (int r = 1; r < request_.size; ++r) {
-      std::vector<int> fds{own_->fd()};
+      std::vector<int> fds = own_fds_;
       for (int q = 1; q < request_.size; ++q) {
-        if (q != r) fds.push_back(peers_[static_cast<std::size_t>(q)].fd);
+        const std::vector<int>& theirs = peers_[static_cast<std::size_t>(q)].fds;
+        if (q != r) fds.insert(fds.end(), theirs.begin(), theirs.end());
       }
       Order order = {};
       order.kind = Order::Kind::segments;
@@ -262,9 +285,9 @@ class Host {
   Segments attach_all() {
     Segments segments{own_};
     for (int r = 1; r < request_.size; ++r) {
-      const auto i = static_cast<std::size_t>(r);
-      segments.push_back(std::make_shared<Segment>(
-          Segment::attach(std::exchange(peers_[i].fd, -1), request_.segment_bytes[i], r)));
+      std::vector<int>& fds = peers_[static_cast<std::size_t>(r)].fds;
+      segments.push_back(attach_peer(request_, r, fds.data()));
+      fds.clear();
     }
     return segments;
   }
@@ -292,8 +315,9 @@ class Host {
       }
       if (can != 0 && cpu >= 0) {
         const PinnedTo pinned(cpu);
-        peers_[r].one_way_ns = ping_pong_ns(own_->data() + kProbeOffset,
-                                            segments[r]->data() + kProbeOffset, true, first);
+        peers_[r].one_way_ns =
+            ping_pong_ns(own_->data() + kProbeOffset, segments[r]->data() + kProbeOffset,
+                         {.starter = true, .first = first});
       }
       slowest = std::max(slowest, peers_[r].one_way_ns);
       all_measured = all_measured && peers_[r].one_way_ns > 0;
@@ -309,6 +333,7 @@ class Host {
 
   const JoinRequest& request_;
   std::shared_ptr<Segment> own_;
+  std::vector<int> own_fds_ = descriptors_of(*own_);
   std::vector<Peer> peers_;
   std::vector<Socket> refused_;
   std::size_t refused_missing_ = 0;  // of these, those whose rank has not arrived otherwise
@@ -336,6 +361,7 @@ class Guest {
       if (!receive(order, fds)) no_answer();
       if (order.kind == Order::Kind::go) break;
       if (order.kind == Order::Kind::probe) answer_probe(order, segments);
+      if (order.kind == Order::Kind::probe) probe.host_cpu = order.cpu;
     }
     probe.one_way_ns = order.one_way_ns;
     return segments;
@@ -364,7 +390,7 @@ class Guest {
     hello.size = request_.size;
     hello.pid = getpid();
     for (std::size_t i = 0; i < kMaxAgreedFields; ++i) hello.fields[i] = request_.fields[i].value;
-    return socket_.send(&hello, sizeof(hello), {own_->fd()});
+    return socket_.send(&hello, sizeof(hello), descriptors_of(*own_));
   }
 
   bool receive(Order& order, std::vector<int>& fds) {
@@ -380,17 +406,15 @@ class Guest {
 
   Segments attach(const Order& order, std::vector<int>& fds) {
     const auto size = static_cast<std::size_t>(request_.size);
-    if (order.kind != Order::Kind::segments || fds.size() != size - 1) {
+    const std::size_t each = descriptors_of(*own_).size();
+    if (order.kind != Order::Kind::segments || fds.size() != (size - 1) * each) {
       fail("rank 0 sent an unexpected message");
     }
     Segments segments;
-    std::size_t next = 0;
+    int* next = fds.data();
     for (int r = 0; r < request_.size; ++r) {
-      segments.push_back(r == request_.rank
-                             ? own_
-                             : std::make_shared<Segment>(Segment::attach(
-                                   std::exchange(fds[next++], -1),
-                                   request_.segment_bytes[static_cast<std::size_t>(r)], r)));
+      segments.push_back(r == request_.rank ? own_ : attach_peer(request_, r, next));
+      if (r != request_.rank) next += each;
     }
     return segments;
   }
@@ -404,8 +428,8 @@ class Guest {
     }
     const PinnedTo pinned(cpu);
     (void)socket_.send(&can, sizeof(can));
-    (void)ping_pong_ns(own_->data() + kProbeOffset, segments[0]->data() + kProbeOffset, false,
-                       order.first);  // rank 0 measures
+    (void)ping_pong_ns(own_->data() + kProbeOffset, segments[0]->data() + kProbeOffset,
+                       {.starter = false, .first = order.first});  // rank 0 measures
   }
 
   const JoinRequest& request_;

@@ -23,7 +23,7 @@ struct AgreedField {
   const char* name = nullptr;
   std::uint64_t value = 0;
 };
-inline constexpr std::size_t kMaxAgreedFields = 8;
+inline constexpr std::size_t kMaxAgreedFields = 12;
 using AgreedFields = std::array<AgreedField, kMaxAgreedFields>;
 
 struct JoinRequest {
@@ -33,10 +33,13 @@ struct JoinRequest {
   std::chrono::steady_clock::time_point deadline;
   AgreedFields fields;
   std::vector<std::uint64_t> segment_bytes;  // [R]
+  std::vector<std::uint64_t> inbox_bytes;    // [R], or empty: nobody pushes
 };
 
 struct ProbeResult {
-  double one_way_ns = 0;  // 0 = not measured
+  double one_way_ns = 0;        // 0 = not measured
+  std::vector<double> by_peer;  // rank 0: [R]
+  int host_cpu = -1;            // where rank 0 was pinned
 };
 
 // Segments of all ranks, by rank.

@@ -82,6 +82,7 @@ Segment::Segment(Segment&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)),
       bytes_(std::exchange(other.bytes_, 0)),
       fd_(std::exchange(other.fd_, -1)),
+      inbox_(std::move(other.inbox_)),
       rank_(other.rank_),
       pid_(other.pid_) {}
 
@@ -89,6 +90,7 @@ Segment& Segment::operator=(Segment&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
   std::swap(fd_, other.fd_);
+  std::swap(inbox_, other.inbox_);
   std::swap(rank_, other.rank_);
   std::swap(pid_, other.pid_);
   return *this;

@@ -6,6 +6,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
+
+#include "fabric/shm/inbox.hpp"
 
 namespace ubep {
 
@@ -25,6 +28,10 @@ class Segment {
   std::uint64_t bytes() const { return bytes_; }
   int fd() const { return fd_; }
 
+  // The same rank's inbox; data() is null when peers push nothing.
+  const Inbox& inbox() const { return inbox_; }
+  void set_inbox(Inbox inbox) { inbox_ = std::move(inbox); }
+
   // Whether the owner still holds its life lock: a POSIX lock on byte `rank`, which the kernel
   // drops when the process ends, even with a forked child alive. Only for owners that are other
   // processes. The lock also goes when its process closes any descriptor of the file, so exactly
@@ -35,6 +42,7 @@ class Segment {
   std::byte* data_ = nullptr;
   std::uint64_t bytes_ = 0;
   int fd_ = -1;
+  Inbox inbox_;
   int rank_ = 0;
   int pid_ = 0;  // a forked child has no mapping here and must not unmap what took its place
 };

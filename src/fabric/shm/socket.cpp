@@ -40,7 +40,7 @@ Address address_of(const std::string& abstract_name) {
   return address;
 }
 
-constexpr std::size_t kMaxFds = kMaxRanks;
+constexpr std::size_t kMaxFds = 2 * kMaxRanks;  // segments and inboxes
 
 }  // namespace
 

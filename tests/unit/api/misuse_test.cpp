@@ -40,6 +40,7 @@ class Alone {
   CommunicatorOptions options() const {
     CommunicatorOptions o = options_for(problem);
     o.max_topk = 3;
+    o.push = o.bsp = false;
     return o;
   }
 
@@ -226,8 +227,27 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         BadDispatch{
             {"ReadOfExpertMajor"},
-            {"path", "read", "pull", "expert_major"},
+            {"path read", "rank_major"},
             [](auto& in) { in.options = {.layout = Layout::expert_major, .path = Path::read}; }},
+        BadDispatch{{"PushWithoutInboxes"},
+                    {"path push", "CommunicatorOptions::push"},
+                    [](auto& in) { in.options = {.path = Path::push}; }},
+        BadDispatch{
+            {"BspWithoutWindows"},
+            {"path bsp", "CommunicatorOptions::bsp"},
+            [](auto& in) { in.options = {.layout = Layout::expert_major, .path = Path::bsp}; }},
+        BadDispatch{{"AllgatherOfExpertMajor"},
+                    {"path allgather", "rank_major"},
+                    [](auto& in) {
+                      in.options = {.layout = Layout::expert_major, .path = Path::allgather};
+                    }},
+        BadDispatch{{"PaddedWithoutCapacity"},
+                    {"expert_padded", "CommunicatorOptions::expert_capacity"},
+                    [](auto& in) { in.options = {.layout = Layout::expert_padded}; }},
+        BadDispatch{
+            {"CapacityOfExpertMajor"},
+            {"expert_capacity", "3", "0"},
+            [](auto& in) { in.options = {.layout = Layout::expert_major, .expert_capacity = 3}; }},
         BadDispatch{{"Topk1OnRead"},
                     {"topk1", "pull"},
                     [](auto& in) { in.options = {.path = Path::read, .topk1 = true}; }},
@@ -259,7 +279,7 @@ INSTANTIATE_TEST_SUITE_P(
                       in.options = {.layout = Layout::expert_major, .weighting = Weighting::owner};
                     }},
         BadDispatch{{"ExactOfRankMajor"},
-                    {"reduction", "exact", "expert_major"},
+                    {"reduction", "exact", "expert layouts"},
                     [](auto& in) { in.options = {.reduction = Reduction::exact}; }},
         BadDispatch{
             {"NoAlignment"},
@@ -277,8 +297,8 @@ INSTANTIATE_TEST_SUITE_P(
                     {"layout", "5"},
                     [](auto& in) { in.options.layout = static_cast<Layout>(5); }},
         BadDispatch{{"UnknownPath"},
-                    {"path", "5"},
-                    [](auto& in) { in.options.path = static_cast<Path>(5); }}),
+                    {"path", "9"},
+                    [](auto& in) { in.options.path = static_cast<Path>(9); }}),
     CaseName());
 
 TEST(CachedMisuseTest, TheSameNumberOfTokens) {

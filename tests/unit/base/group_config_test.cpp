@@ -46,8 +46,16 @@ TEST(GroupConfigTest, RowsFromOneSource) {
 TEST(GroupConfigTest, RowsInAllCountThePaddingOfEveryExpert) {
   const GroupConfig config = small_config();
   EXPECT_EQ(config.max_rows(0), 3U * 40 + 5 * (kMaxAlignment - 1));
-  EXPECT_EQ(config.max_rows(1), 0U);
+  EXPECT_EQ(config.max_rows(1), 3U * 10);  // allgather: every token
   EXPECT_EQ(config.max_rows(2), 3U * 40 + (kMaxAlignment - 1));
+}
+
+TEST(GroupConfigTest, PaddedExpertsMayNeedMoreRows) {
+  GroupConfig config = small_config();
+  config.expert_capacity = 1000;
+  EXPECT_EQ(config.max_rows(0), 5U * 1000);
+  EXPECT_EQ(config.max_rows(1), 3U * 10);
+  EXPECT_EQ(config.max_rows(2), 1U * 1000);
 }
 
 TEST(GroupConfigTest, NoTokensNeedNoRows) {

@@ -30,10 +30,11 @@ TEST(PrivateBytesTest, EverySlotHasItsAreas) {
   }
 }
 
-// It puts nothing out, and receives nothing.
-TEST(PrivateBytesTest, ARankWithoutExpertsNeedsXOnly) {
+// It may be sent every token of every rank, by allgather.
+TEST(PrivateBytesTest, ARankWithoutExpertsHasRoomForTokens) {
   const GroupConfig config = config_of({0, 0}, 2);
-  EXPECT_EQ(private_bytes(config, 1), 2 * round_up(51'200, kPageBytes));
+  EXPECT_EQ(private_bytes(config, 1),
+            2 * (round_up(51'200, kPageBytes) + 2 * round_up(102'400, kPageBytes)));
 }
 
 TEST(TilesForTest, SmallWorkIsOneTileAndLargeWorkHasABound) {

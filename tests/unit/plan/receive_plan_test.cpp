@@ -60,16 +60,16 @@ Received receive(std::uint64_t seed) {
     make_send_plan(r.c.sources[at(q)].view(), r.c.experts, r.c.shape, q, plan);
     r.sent.push_back(plan);
   }
-  const bool by_expert = r.c.shape.layout == Layout::expert_major;
+  const bool by_expert = r.c.shape.layout != Layout::rank_major;
   r.shape = {.plan = r.c.shape,
              .rank = r.rank,
-             .alignment = by_expert ? random.pick<int>({1, 2, 7, 64}) : 1,
+             .room = {.alignment = by_expert ? random.pick<std::uint32_t>({1, 2, 7, 64}) : 1},
              .want_pairs = !by_expert && random.one_in(2)};
   r.plan.sources.resize(at(r.c.ranks));
   for (int q = 0; q < r.c.ranks; ++q) {
     const auto entries = r.sent[at(q)].to(r.rank);
     r.plan.sources[at(q)].entries.assign(entries.begin(), entries.end());
-    index_rows(r.c.experts, r.c.shape, r.rank, r.plan.sources[at(q)]);
+    index_rows(r.c.experts, r.c.shape, r.rank, r.sent[at(q)].num_tokens, r.plan.sources[at(q)]);
   }
   make_receive_plan(r.c.experts, r.shape, r.plan);
   return r;
@@ -157,7 +157,7 @@ void check_expert_major(const Received& r) {
       ASSERT_EQ(static_cast<std::int32_t>(r.plan.base(q, e) + used[at(q * num_local + e)]++), row);
     }
     ASSERT_EQ(r.plan.expert_counts[at(e)], static_cast<std::int32_t>(next - first));
-    while (row % r.shape.alignment != 0) ++row;
+    while (static_cast<std::uint32_t>(row) % r.shape.room.alignment != 0) ++row;
   }
   ASSERT_EQ(r.plan.num_rows, row);
   ASSERT_EQ(r.plan.expert_offsets.back(), row);
@@ -233,7 +233,7 @@ TEST(ReceivePlanTest, NoLocalExperts) {
     const PlanShape shape{.layout = layout, .topk = 2};
     ReceivePlan plan;
     plan.sources.resize(2);
-    for (SourceRows& source : plan.sources) index_rows(experts, shape, 1, source);
+    for (SourceRows& source : plan.sources) index_rows(experts, shape, 1, 0, source);
     make_receive_plan(experts, {.plan = shape, .rank = 1}, plan);
     EXPECT_EQ(plan.num_rows, 0);
     EXPECT_TRUE(plan.expert_counts.empty());

@@ -103,20 +103,54 @@ TEST(OpLineTest, TokensMayDiffer) {
   EXPECT_EQ(compare(dispatch_line(), theirs).field, nullptr);
 }
 
+GroupConfig declared() {
+  GroupConfig config;
+  config.max_tokens = 10;
+  config.expert_capacity = 7;
+  return config;
+}
+
+TEST(OpLineTest, PathsOfRowsMayDifferButTheBaselinesAreEverybodys) {
+  for (const Path mine : {Path::read, Path::pull, Path::push, Path::bsp, Path::allgather}) {
+    for (const Path theirs : {Path::read, Path::pull, Path::push, Path::bsp, Path::allgather}) {
+      OpLine a = dispatch_line();
+      OpLine b = dispatch_line();
+      a.path = mine;
+      b.path = theirs;
+      const bool free = std::max(mine, theirs) <= Path::push;
+      EXPECT_EQ(compare(a, b).field == nullptr, free || mine == theirs);
+    }
+  }
+}
+
 TEST(OpLineTest, WhatNoCorrectRankWritesIsCorrupt) {
   const std::vector<Change> damages = {
       {"operation kind", [](OpLine& l) { l.kind = OpKind::none; }, 2, 0},
       {"operation kind", [](OpLine& l) { l.kind = static_cast<OpKind>(3); }, 2, 3},
       {"dtype", [](OpLine& l) { l.dtype = static_cast<DType>(3); }, 2, 3},
-      {"layout", [](OpLine& l) { l.layout = static_cast<Layout>(2); }, 1, 2},
+      {"layout", [](OpLine& l) { l.layout = static_cast<Layout>(3); }, 2, 3},
       {"reduction", [](OpLine& l) { l.reduction = static_cast<Reduction>(255); }, 2, 255},
       {"topk1", [](OpLine& l) { l.topk1 = 2; }, 1, 2},
       {"tokens", [](OpLine& l) { l.tokens = 11; }, 10, 11},
+      {"path", [](OpLine& l) { l.path = Path::automatic; }, 5, 0},
+      {"path", [](OpLine& l) { l.path = static_cast<Path>(6); }, 5, 6},
+      {"path", [](OpLine& l) { l.path = Path::push; }, 2, 3},
+      {"path", [](OpLine& l) { l.path = Path::bsp; }, 2, 4},
+      {"contiguous", [](OpLine& l) { l.contiguous = 2; }, 1, 2},
+      {"alignment", [](OpLine& l) { l.alignment = 0; }, 256, 0},
+      {"alignment", [](OpLine& l) { l.alignment = 257; }, 256, 257},
+      {"capacity", [](OpLine& l) { l.capacity = 1; }, 0, 1},
+      {"capacity",
+       [](OpLine& l) {
+         l.layout = Layout::expert_padded;
+         l.capacity = 8;
+       },
+       7, 8},
   };
   for (const Change& damage : damages) {
     OpLine line = dispatch_line();
     damage.apply(line);
-    const OpDifference found = find_corruption(line, 10);
+    const OpDifference found = find_corruption(line, declared());
     ASSERT_NE(found.field, nullptr) << damage.field;
     EXPECT_EQ(damage.field, found.field);
     EXPECT_EQ(found.mine, damage.mine) << damage.field;
@@ -131,7 +165,7 @@ TEST(OpLineTest, EveryLegalLinePasses) {
     for (const DType dtype : {DType::bf16, DType::fp16, DType::fp32}) {
       line.kind = kind;
       line.dtype = dtype;
-      EXPECT_EQ(find_corruption(line, 10).field, nullptr);
+      EXPECT_EQ(find_corruption(line, declared()).field, nullptr);
     }
   }
 }

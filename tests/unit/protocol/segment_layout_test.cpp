@@ -32,6 +32,9 @@ GroupConfig random_config(std::uint64_t seed) {
   const int experts = random.between(1, 100);
   for (int e = 0; e < experts; ++e) owner.push_back(random.below(config.size));
   config.experts = ExpertMap(owner, config.size);
+  config.push = random.one_in(2);
+  config.bsp = config.push && random.one_in(2);
+  config.expert_capacity = random.one_in(2) ? random.between(1, 300) : 0;
   return config;
 }
 
@@ -47,6 +50,14 @@ std::vector<Part> parts_of(const GroupConfig& config, const SegmentLayout& layou
   for (int s = 0; s < config.slots; ++s) {
     for (const std::uint64_t word : {layout.pub(s), layout.out(s), layout.done(s)}) {
       parts.push_back({"word", {word, kLineBytes}, kLineBytes, s});
+    }
+    if (config.push) {
+      parts.push_back({"word", {layout.base(s), kLineBytes}, kLineBytes, s});
+      for (int q = 0; q < config.size; ++q) {
+        parts.push_back({"word", {layout.sent(s, q), kLineBytes}, kLineBytes, s});
+      }
+      const auto experts = static_cast<std::uint64_t>(config.experts.num_experts());
+      parts.push_back({"counts", layout.counts(s, std::max(size, experts)), kLineBytes, s});
     }
     parts.push_back({"offsets", layout.offsets(s), kLineBytes, s});
     // Rounded up where non-temporal stores may write whole lines.

@@ -91,6 +91,8 @@ void note_problem(const Problem& problem, std::map<std::string, int>& seen) {
   seen["odd hidden"] += problem.hidden % 2;
   seen[std::string("dtype ") + ubep::name(problem.dtype)] += 1;
   seen["alignment"] += problem.expert_alignment > 1;
+  seen["every token"] += problem.every_token;
+  seen[std::string("layout ") + ubep::name(problem.layout)] += 1;
   seen["topk1"] += problem.topk1;
   seen["per_rank expert_major"] +=
       problem.layout == Layout::expert_major && problem.reduction == Reduction::per_rank;

@@ -35,6 +35,7 @@ BenchResult sample() {
   read.cycle = timing_of(40);
   read.time_share =
       TimeShare{.copy = 0.5, .wait_flag = 0.25, .wait_base = 0, .barrier = 0.125, .idle = 0.125};
+  read.copies = Copies{1.5, 0.5};
   PathResult bsp{.path = "bsp",
                  .variant = "nt",
                  .store = "far",
@@ -75,6 +76,7 @@ TEST(ReportTest, WritesTheWholeSchema) {
           "round_trip":{"avg":33,"min":31,"p50":32,"p99":90,"max":99},
           "cycle":{"avg":41,"min":39,"p50":40,"p99":90,"max":99},
           "ratio_to_first":{"dispatch":1,"combine":1,"round_trip":1,"cycle":1},
+          "payload_copies":{"dispatch":1.5,"combine":0.5},
           "time_share":{"copy":0.5,"wait_flag":0.25,"wait_base":0,"barrier":0.125,"idle":0.125}},
         {"path":"bsp","variant":"nt","store":"far","protocol":"","layout":"expert_major",
           "chosen_by":"user","reason":"",

@@ -64,12 +64,12 @@ TEST(PingPongTest, TwoSidesMeasureAPlausibleTime) {
     const std::uint64_t first = round * 1'000'000;
     std::thread peer([&] {
       const PinnedTo pinned(other_cpu);
-      (void)ping_pong_ns(other.bytes, starter.bytes, false, first);
+      (void)ping_pong_ns(other.bytes, starter.bytes, {.starter = false, .first = first});
     });
     double one_way = 0;
     {
       const PinnedTo pinned(cpu);
-      one_way = ping_pong_ns(starter.bytes, other.bytes, true, first);
+      one_way = ping_pong_ns(starter.bytes, other.bytes, {.starter = true, .first = first});
     }
     peer.join();
     if (one_way == 0) continue;
@@ -84,7 +84,7 @@ TEST(PingPongTest, NobodyAnswers) {
   Line starter;
   const Line nobody;
   const auto begin = std::chrono::steady_clock::now();
-  EXPECT_EQ(ping_pong_ns(starter.bytes, nobody.bytes, true, 1), 0);
+  EXPECT_EQ(ping_pong_ns(starter.bytes, nobody.bytes, {.starter = true}), 0);
   const auto took = std::chrono::steady_clock::now() - begin;
   EXPECT_GE(took, std::chrono::milliseconds(10));
   EXPECT_LT(took, std::chrono::seconds(2));

@@ -1,0 +1,293 @@
+// Received rows: where each goes, the copies that bring it there, and the views of it.
+#pragma once
+
+#include "engine/engine_impl.hpp"
+
+namespace ubep {
+
+// Received rows: in the inbox where peers can put them at their final place, else private; with
+// in_place where the outputs will be, unless a peer has pushed them elsewhere.
+template <Fabric F>
+std::byte* EngineImpl<F>::rows_area(const Op& op) {
+  HandleState& h = *op.handle;
+  const DispatchOptions& options = h.routed->options;
+  const bool pushed_in_place = (op.pushers & ~op.absent) != 0 && !to_windows(*h.routed);
+  if (options.in_place && !pushed_in_place) return static_cast<std::byte*>(h.output.data);
+  const bool packed_from_windows = options.contiguous || options.path == Path::bsp;
+  if (!config_.push || packed_from_windows) return slot_of(h).rows.data();
+  return fabric_.inbox(own().rows(h.slot, 1, 0, own().y_area_bytes()));
+}
+
+template <Fabric F>
+void EngineImpl<F>::bind_rows(Op& op) {
+  HandleState& h = *op.handle;
+  std::byte* rows = rows_area(op);
+  h.received.base = rows;
+  if (h.routed->options.in_place) h.output.data = rows;
+}
+
+// rank_major rows have a place of their own per source: they need no other source's counts.
+template <Fabric F>
+bool EngineImpl<F>::copies_at_once(const HandleState& h) const {
+  const DispatchOptions& o = h.routed->options;
+  return o.path != Path::read && o.layout == Layout::rank_major && !o.contiguous && !o.in_place;
+}
+
+// Whether rows of rank q are copied to their place here: not those that are read where they are, or
+// were pushed there.
+template <Fabric F>
+bool EngineImpl<F>::copies_from(const Op& op, int q) const {
+  const HandleState& h = *op.handle;
+  const DispatchOptions& o = h.routed->options;
+  if ((op.absent & bit(q)) != 0) return false;
+  if ((op.pushers & bit(q)) != 0) {
+    return o.path == Path::bsp || (to_windows(*h.routed) && (o.contiguous || o.in_place));
+  }
+  if (q == rank_ && o.path == Path::allgather && !o.contiguous) return false;
+  return o.path != Path::read;
+}
+
+// Tiles for the sources whose rows can be copied now.
+template <Fabric F>
+void EngineImpl<F>::add_copies(Op& op) {
+  const HandleState& h = *op.handle;
+  const bool bulk = h.routed->options.path == Path::bsp;
+  if (bulk && (!op.placed || !op.sent || op.coming != 0)) return;
+  if (!op.placed && !copies_at_once(h)) return;
+  for (std::uint64_t rest = h.sources & ~op.copying & ~op.coming; rest != 0; rest &= rest - 1) {
+    const int q = std::countr_zero(rest);
+    op.copying |= bit(q);
+    if (!copies_from(op, q)) continue;
+    const std::uint32_t rows = h.routed->receive.sources[static_cast<std::size_t>(q)].num_rows();
+    op.receive.add(static_cast<std::uint32_t>(q), rows,
+                   tiles_for(rows * stride_of(h), kTilesPerPeer));
+  }
+}
+
+template <Fabric F>
+void EngineImpl<F>::source_arrived(Op& op, int q) {
+  HandleState& h = *op.handle;
+  SourceRows& source = h.routed->receive.sources[static_cast<std::size_t>(q)];
+  const OpLine& theirs = q == rank_ ? op.line : op.theirs[static_cast<std::size_t>(q)];
+  if (!op.cached) index_rows(config_.experts, h.routed->shape, rank_, theirs.tokens, source);
+  if (q == rank_ || (theirs.path != Path::push && theirs.path != Path::bsp)) return;
+  if (h.routed->options.mapped_view) {  // it shows rows where a pushing source stores none
+    Status status = status_of(op, Code::mismatch);
+    status.peer = static_cast<std::int16_t>(q);
+    status.what = "path (with mapped_view on one rank)";
+    status.expected = static_cast<std::uint64_t>(h.routed->options.path);
+    status.seen = static_cast<std::uint64_t>(theirs.path);
+    fail(status);
+    return;
+  }
+  op.pushers |= bit(q);
+  if (source.num_rows() != 0) op.coming |= bit(q);
+}
+
+// All sources are known: where every row goes.
+template <Fabric F>
+void EngineImpl<F>::place_rows(Op& op) {
+  HandleState& h = *op.handle;
+  // A repeated plan without the rows of those who are gone is a plan of its own.
+  const bool new_plan = !op.cached || op.absent != 0;
+  if (new_plan && op.cached) h.routed = std::make_shared<Routed>(*h.routed);
+  Routed& routed = *h.routed;
+  if (new_plan) {
+    for (int q = 0; q < config_.size; ++q) {
+      if ((op.absent & bit(q)) == 0) continue;
+      SourceRows& source = routed.receive.sources[static_cast<std::size_t>(q)];
+      source.entries.clear();
+      index_rows(config_.experts, routed.shape, rank_, 0, source);
+    }
+    make_receive_plan(config_.experts,
+                      {.plan = routed.shape,
+                       .rank = rank_,
+                       .room = {.alignment = op.line.alignment, .capacity = op.line.capacity},
+                       .want_pairs = routed.options.weighting == Weighting::owner},
+                      routed.receive);
+  }
+  publish_bases(h);
+  if (op.line.capacity == 0) {
+    fabric_.prepare(
+        own().y(h.slot, stride_of(h), 0, static_cast<std::uint64_t>(routed.receive.num_rows)));
+  }
+  bind_rows(op);
+  zero_padding(h);
+}
+
+// Rows between the end of an expert and the next aligned start.
+template <Fabric F>
+void EngineImpl<F>::zero_padding(const HandleState& h) {
+  const ReceivePlan& plan = h.routed->receive;
+  if (h.routed->options.expert_alignment == 1 || plan.expert_counts.empty()) return;
+  const std::uint64_t stride = stride_of(h);
+  auto* rows = const_cast<std::byte*>(h.received.base);
+  for (std::size_t e = 0; e < plan.expert_counts.size(); ++e) {
+    const std::int32_t end = plan.expert_offsets[e] + plan.expert_counts[e];
+    const std::int32_t padding = plan.expert_offsets[e + 1] - end;
+    if (padding != 0) {
+      std::memset(rows + static_cast<std::uint64_t>(end) * stride, 0,
+                  static_cast<std::uint64_t>(padding) * stride);
+    }
+  }
+}
+
+// Written now, announced by out; and by base, where pushing sources wait for it.
+template <Fabric F>
+void EngineImpl<F>::publish_bases(const HandleState& h) {
+  const ReceivePlan& plan = h.routed->receive;
+  if (plan.bases.empty()) return;
+  const Range first = own().bases(h.slot, 0, static_cast<std::uint64_t>(plan.groups));
+  const Range all{first.offset, plan.bases.size() * sizeof(std::uint32_t)};
+  std::memcpy(fabric_.claim(all), plan.bases.data(), all.bytes);
+  fabric_.commit(all);
+  if (!config_.push || sums_bases()) return;
+  // publishes: the base table, to find_bases() of every source that pushes; without the order rows
+  // would be put where those of an earlier epoch lay.
+  fabric_.store_flag(own().base(h.slot), h.epoch);
+}
+
+// Output row of the `row`-th row of source q; `group` is a cursor for ascending rows.
+template <Fabric F>
+std::uint64_t EngineImpl<F>::row_index(const HandleState& h, int q, std::uint32_t row,
+                                       std::size_t& group) const {
+  const auto& begin = h.routed->receive.sources[static_cast<std::size_t>(q)].group_begin;
+  while (row >= begin[group + 1]) ++group;
+  return std::uint64_t{h.routed->receive.base(q, static_cast<int>(group))} + row - begin[group];
+}
+
+template <Fabric F>
+int EngineImpl<F>::pull_rows(Op& op, Tile& tile) {
+  const HandleState& h = *op.handle;
+  const auto q = static_cast<int>(tile.peer);
+  const SourceRows& source = h.routed->receive.sources[tile.peer];
+  const bool at_once = copies_at_once(h);
+  const std::uint64_t stride = stride_of(h);
+  const auto bytes = static_cast<std::size_t>(h.x.row_bytes());
+  const bool pushed = (op.pushers & bit(q)) != 0;
+  const std::uint64_t window = window_rows(*h.routed, rank_) * tile.peer;
+  const std::uint64_t limit = op.line.capacity;
+  // What leaves the caches before it is read need not be fetched into them to be written.
+  const Store store = source.num_rows() * stride > kCachedBytes ? Store::far : Store::near;
+  std::uint64_t copied = 0;
+  auto* rows = const_cast<std::byte*>(h.received.base);
+  const std::uint32_t begin = tile.next;
+  std::size_t group = 0;
+  for (; tile.next < tile.end; ++tile.next) {
+    const std::uint32_t token = source.row_token[tile.next];
+    const Range range = layout(q).x(h.slot, stride, token, 1);
+    const std::uint64_t to = at_once ? window + tile.next : row_index(h, q, tile.next, group);
+    if (limit != 0 && to >= (group + 1) * limit) continue;  // beyond the expert's capacity
+    const std::byte* from = q == rank_ ? h.x.row(token)
+                            : pushed
+                                ? fabric_.inbox(own().rows(h.slot, stride, window + tile.next, 1))
+                                : fabric_.acquire(q, range);
+    if (from == nullptr) break;
+    copy_with(store, rows + to * stride, from, bytes);
+    copied += bytes;
+    if (q != rank_ && !pushed) fabric_.release(q, range);
+  }
+  fabric_.order(Ordering::before_flag);  // orders: this lane's streamed rows before the tile's end
+  note_copied(op, copied);
+  return static_cast<int>(tile.next - begin);
+}
+
+// The views of Handle::received().
+template <Fabric F>
+void EngineImpl<F>::show_received(Op& op) {
+  HandleState& h = *op.handle;
+  const Routed& routed = *h.routed;
+  const ReceivePlan& plan = routed.receive;
+  const std::uint64_t stride = stride_of(h);
+  for (std::uint64_t rest = op.unsent; rest != 0; rest &= rest - 1) {
+    zero_rows(op, std::countr_zero(rest));
+  }
+  Received& r = h.received;
+  r.layout = routed.options.layout;
+  r.dtype = h.dtype;
+  r.hidden = h.hidden;
+  r.topk = routed.shape.topk;
+  r.epoch = h.epoch;
+  r.sources = h.sources;
+  r.num_rows = plan.num_rows;
+  r.stride_bytes = static_cast<std::int64_t>(stride);
+  r.src_stride_bytes = 0;
+  const bool at_once = copies_at_once(h);
+  h.row_table.clear();
+  if (at_once || routed.options.path == Path::read) {
+    const std::uint64_t block = window_rows(routed, rank_);
+    const bool all_copied = at_once && routed.options.path != Path::allgather;
+    if (all_copied) r.src_stride_bytes = static_cast<std::int64_t>(block * stride);
+    h.row_table.reserve(static_cast<std::size_t>(plan.num_rows));
+    for (int q = 0; q < config_.size; ++q) {
+      const SourceRows& source = plan.sources[static_cast<std::size_t>(q)];
+      const bool own_place = q == rank_ && !all_copied;
+      const bool in_block = !own_place && (at_once || (op.pushers & bit(q)) != 0);
+      const std::byte* x =
+          own_place || in_block ? nullptr : fabric_.acquire(q, layout(q).x(h.slot, stride, 0, 0));
+      for (std::uint32_t i = 0; i < source.num_rows(); ++i) {
+        const std::uint32_t token = source.row_token[i];
+        h.row_table.push_back(in_block
+                                  ? r.base + (static_cast<std::uint64_t>(q) * block + i) * stride
+                              : own_place ? h.x.row(token)
+                                          : x + token * stride);
+      }
+    }
+    if (!all_copied) r.base = nullptr;
+  }
+  r.row_table = h.row_table;
+  r.src_counts = plan.src_counts;
+  r.topk_idx = plan.topk_idx;
+  r.topk_weights = plan.topk_weights;
+  r.expert_rows = plan.expert_rows;
+  r.expert_counts = plan.expert_counts;
+  r.expert_offsets = plan.expert_offsets;
+  h.output.num_rows = routed.options.weighting == Weighting::owner
+                          ? static_cast<std::int64_t>(plan.expert_rows.size())
+                          : plan.num_rows;
+  h.output.hidden = h.hidden;
+  h.output.dtype = h.dtype;
+  h.output.stride_bytes = static_cast<std::int64_t>(stride);
+  show_mapped(op);
+}
+
+// Received::mapped: all peers' x slots side by side, ids by (source, token).
+template <Fabric F>
+void EngineImpl<F>::show_mapped(Op& op) {
+  HandleState& h = *op.handle;
+  Received& r = h.received;
+  r.mapped = nullptr;
+  r.mapped_idx = {};
+  r.mapped_weights = {};
+  if constexpr (requires(Range range) { fabric_.map_side_by_side(range); }) {
+    if (!h.routed->options.mapped_view || own().x_area_bytes() == 0) return;
+    r.mapped = mapped_views_[static_cast<std::size_t>(h.slot)];
+    r.mapped_rank_stride_bytes = static_cast<std::int64_t>(own().x_area_bytes());
+    const auto topk = static_cast<std::size_t>(r.topk);
+    const auto tokens = static_cast<std::size_t>(config_.max_tokens);
+    h.mapped_idx.assign(static_cast<std::size_t>(config_.size) * tokens * topk, -1);
+    h.mapped_weights.assign(h.mapped_idx.size(), 0.0F);
+    for (std::size_t q = 0; q < h.routed->receive.sources.size(); ++q) {
+      for (const Entry& entry : h.routed->receive.sources[q].entries) {
+        const std::size_t cell = (q * tokens + entry.token) * topk + entry.k;
+        h.mapped_idx[cell] = config_.experts.local[entry.expert];
+        h.mapped_weights[cell] = entry.weight;
+      }
+    }
+    r.mapped_idx = h.mapped_idx;
+    r.mapped_weights = h.mapped_weights;
+  }
+}
+
+// expert_padded: rows beyond an expert's capacity were left out.
+template <Fabric F>
+void EngineImpl<F>::report_overflow(Op& op) {
+  op.handle->received.overflow = op.handle->routed->receive.overflow;
+  if (op.handle->received.overflow == 0 || !op.status.ok()) return;
+  op.status = status_of(op, Code::no_capacity);
+  op.status.what = "rows of an expert";
+  op.status.expected = op.line.capacity;
+  op.status.seen = op.handle->received.overflow;
+}
+
+}  // namespace ubep

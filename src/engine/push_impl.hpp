@@ -1,0 +1,231 @@
+// Rows that a source puts into the inboxes of their owners: push, and the windows of bsp.
+//
+// rank_major and bsp: into a block of the source's own, at once. Expert layouts on push: at their
+// final place, once the source knows it, by the counts of all sources or by the owner's base table.
+#pragma once
+
+#include "engine/engine_impl.hpp"
+#include "plan/push_plan.hpp"
+
+namespace ubep {
+
+// Rows of one source's block in the inbox of `owner`.
+template <Fabric F>
+std::uint64_t EngineImpl<F>::window_rows(const Routed& routed, int owner) const {
+  if (routed.shape.every_token) return static_cast<std::uint64_t>(config_.max_tokens);
+  return config_.max_rows_from_source(owner, routed.shape.row_per_choice() ? routed.shape.topk : 1);
+}
+
+// Which row goes where, from the own plan: the owners will make the same list from the record.
+template <Fabric F>
+void EngineImpl<F>::plan_outgoing(Routed& routed) {
+  const auto ranks = static_cast<std::size_t>(config_.size);
+  routed.outgoing.resize(ranks);
+  routed.counts.resize(ranks);
+  routed.first_entry.resize(ranks);
+  for (int r = 0; r < config_.size; ++r) {
+    if (r == rank_) continue;
+    SourceRows& out = routed.outgoing[static_cast<std::size_t>(r)];
+    const auto entries = routed.send.to(r);
+    out.entries.assign(entries.begin(), entries.end());
+    index_rows(config_.experts, routed.shape, r, routed.send.num_tokens, out);
+  }
+}
+
+// Starts what needs to know nothing of the owners.
+template <Fabric F>
+int EngineImpl<F>::push_windows(Op& op) {
+  const Routed& routed = *op.handle->routed;
+  std::uint64_t bytes = 0;
+  for (int r = 0; r < config_.size; ++r) {
+    if (r == rank_) continue;
+    const std::uint32_t rows = routed.outgoing[static_cast<std::size_t>(r)].num_rows();
+    if (rows == 0) continue;
+    op.unplaced |= bit(r);
+    bytes += rows * stride_of(*op.handle);
+  }
+  if (!to_windows(routed)) {
+    layout_bases(op);
+    return 0;
+  }
+  for (; op.unplaced != 0; op.unplaced &= op.unplaced - 1) {
+    add_push_tiles(op, std::countr_zero(op.unplaced));
+  }
+  return bytes <= kStartBytes ? run_send_tiles(op) : 0;
+}
+
+// Where the groups of each owner begin in op.bases.
+template <Fabric F>
+void EngineImpl<F>::layout_bases(Op& op) {
+  const Routed& routed = *op.handle->routed;
+  std::uint32_t first = 0;
+  for (int q = 0; q < config_.size; ++q) {
+    op.first_base[static_cast<std::size_t>(q)] = first;
+    if ((routed.send.owners & bit(q)) == 0) continue;
+    first += static_cast<std::uint32_t>(routed.shape.groups(config_.experts, q));
+  }
+  op.bases.resize(first);
+}
+
+// Expert layouts: tiles for the owners whose bases have become known. Ends the sending.
+template <Fabric F>
+int EngineImpl<F>::find_bases(Op& op) {
+  const std::uint64_t before = op.unplaced;
+  op.unplaced &= ~op.absent;
+  for (std::uint64_t rest = op.unplaced; rest != 0; rest &= rest - 1) {
+    const int owner = std::countr_zero(rest);
+    if (sums_bases()) {
+      if (op.waiting != 0) break;  // the counts of some source are not here
+      const OpLine& theirs = op.theirs[static_cast<std::size_t>(owner)];
+      sum_bases(config_.experts, op.handle->routed->counts,
+                {.alignment = theirs.alignment, .capacity = theirs.capacity},
+                {.self = rank_, .owner = owner, .absent = op.absent},
+                op.bases.data() + op.first_base[static_cast<std::size_t>(owner)]);
+      if (!bases_fit(op, owner)) return 0;
+    } else {
+      // Its op line tells its capacity; a base table follows it.
+      if ((op.waiting & bit(owner)) != 0) continue;
+      const Fate fate = fate_of(op, owner, layout(owner).base(op.handle->slot));
+      if (fate == Fate::waiting) continue;
+      if (fate == Fate::lost) report_loss(op, owner);
+      if (fate != Fate::stored) {  // it wants no rows any more
+        op.unplaced &= ~bit(owner);
+        continue;
+      }
+      if (!read_bases(op, owner)) continue;
+    }
+    op.unplaced &= ~bit(owner);
+    add_push_tiles(op, owner);
+  }
+  if (op.unplaced == 0 && op.send.idle()) op.sent = true;
+  return op.unplaced != before || op.sent ? 1 : 0;
+}
+
+template <Fabric F>
+void EngineImpl<F>::add_push_tiles(Op& op, int owner) {
+  const std::uint32_t rows =
+      op.handle->routed->outgoing[static_cast<std::size_t>(owner)].num_rows();
+  // publishes: nothing; the tiles below do.
+  op.left[static_cast<std::size_t>(owner)].store_release(rows);
+  op.send.add(static_cast<std::uint32_t>(owner), rows,
+              tiles_for(rows * stride_of(*op.handle), kTilesPerPeer));
+}
+
+template <Fabric F>
+int EngineImpl<F>::push_rows(Op& op, Tile& tile) {
+  const HandleState& h = *op.handle;
+  const Routed& routed = *h.routed;
+  const auto owner = static_cast<int>(tile.peer);
+  const SourceRows& out = routed.outgoing[tile.peer];
+  const std::uint64_t stride = stride_of(h);
+  const auto bytes = static_cast<std::size_t>(h.x.row_bytes());
+  const bool windows = to_windows(routed);
+  const std::uint64_t window = window_rows(routed, owner) * static_cast<std::uint64_t>(rank_);
+  const std::uint64_t limit = windows ? 0 : op.theirs[tile.peer].capacity;
+  const std::uint32_t* bases = windows ? nullptr : op.bases.data() + op.first_base[tile.peer];
+  const std::uint32_t begin = tile.next;
+  std::size_t group = 0;
+  std::uint64_t copied = 0;
+  for (; tile.next < tile.end; ++tile.next) {
+    std::uint64_t to = window + tile.next;
+    if (!windows) {
+      while (tile.next >= out.group_begin[group + 1]) ++group;
+      to = std::uint64_t{bases[group]} + tile.next - out.group_begin[group];
+      if (limit != 0 && to >= (group + 1) * limit) continue;  // beyond the expert's capacity
+    }
+    const Range range = layout(owner).rows(h.slot, stride, to, 1);
+    copy_with(h.store, fabric_.claim_at(owner, range), h.x.row(out.row_token[tile.next]), bytes);
+    fabric_.commit_at(owner, range);
+    copied += bytes;
+  }
+  note_copied(op, copied);
+  fabric_.order(Ordering::before_flag);  // orders: this lane's streamed rows before the tile's end
+  const std::uint32_t done = tile.end - begin;
+  // publishes: this lane's rows, to the lane that puts the last one.
+  if (op.left[tile.peer].subtract_acq_rel(done) == 0) {
+    // publishes: all my rows of this epoch, to look_for_rows() of their owner; without the order it
+    // would show rows of an earlier epoch.
+    fabric_.store_flag(own().sent(h.slot, owner), op.line.epoch);
+  }
+  return static_cast<int>(done);
+}
+
+// A word of a dispatch that rank q may never store: q can be lost, and q can release its handle.
+template <Fabric F>
+auto EngineImpl<F>::fate_of(Op& op, int q, std::uint64_t word_offset) -> Fate {
+  // acquires: what q stored before the word: its base table, or rows in my inbox.
+  std::uint64_t seen = fabric_.load_flag(q, word_offset);
+  if (seen < op.line.epoch) {
+    const bool lost = (lost_ & bit(q)) != 0;
+    // acquires: the word, if q stored it before it released; and then its rows in its own slot.
+    const bool released = fabric_.load_flag(q, layout(q).out(op.handle->slot)) > 2 * op.line.epoch;
+    if (!lost && !released) return Fate::waiting;
+    // acquires: as above; q may have stored it between our look and its end.
+    seen = fabric_.load_flag(q, word_offset);
+    if (seen < op.line.epoch) return released ? Fate::released : Fate::lost;
+  }
+  if (seen == op.line.epoch) return Fate::stored;
+  Status status = status_of(op, Code::corrupt);
+  status.peer = static_cast<std::int16_t>(q);
+  status.what = "a word of";
+  status.expected = op.line.epoch;
+  status.seen = seen;
+  fail(status);
+  return Fate::waiting;
+}
+
+// Which of the sources that push have put all their rows here. One that released before it had
+// keeps them in its slot instead.
+template <Fabric F>
+int EngineImpl<F>::look_for_rows(Op& op) {
+  int done = 0;
+  for (std::uint64_t rest = op.coming; rest != 0; rest &= rest - 1) {
+    const int q = std::countr_zero(rest);
+    const Fate fate = fate_of(op, q, layout(q).sent(op.handle->slot, rank_));
+    if (fate == Fate::waiting) continue;
+    op.coming &= ~bit(q);
+    ++done;
+    if (fate == Fate::released) op.pushers &= ~bit(q);
+    if (fate != Fate::lost) continue;
+    op.unsent |= bit(q);
+    op.handle->sources &= ~bit(q);
+    report_loss(op, q);
+  }
+  return done;
+}
+
+// The end of a push that was released too early: its rows go to where peers can pull them.
+template <Fabric F>
+void EngineImpl<F>::leave_rows(Op& op) {
+  const HandleState& h = *op.handle;
+  const std::uint64_t stride = stride_of(h);
+  for (std::uint32_t token = 0; token < op.line.tokens; ++token) {
+    if (h.routed->send.crosses[token] == 0) continue;
+    const Range range = own().x(h.slot, stride, token, 1);
+    const std::byte* from = h.x.row(token);
+    std::byte* to = fabric_.claim(range);
+    // input() may have handed out the place itself.
+    if (to != from) copy_with(h.store, to, from, static_cast<std::size_t>(h.x.row_bytes()));
+    fabric_.commit(range);
+  }
+  fabric_.order(Ordering::before_flag);  // orders: the streamed rows before `out`
+}
+
+// The rows of a source that was lost before it had sent them: they keep their place.
+template <Fabric F>
+void EngineImpl<F>::zero_rows(Op& op, int q) {
+  const HandleState& h = *op.handle;
+  const SourceRows& source = h.routed->receive.sources[static_cast<std::size_t>(q)];
+  const std::uint64_t stride = stride_of(h);
+  const std::uint64_t window = window_rows(*h.routed, rank_) * static_cast<std::uint64_t>(q);
+  const bool in_window = copies_at_once(h) || h.routed->options.path == Path::read;
+  auto* rows = const_cast<std::byte*>(h.received.base);
+  std::size_t group = 0;
+  for (std::uint32_t i = 0; i < source.num_rows(); ++i) {
+    const std::uint64_t to = in_window ? window + i : row_index(h, q, i, group);
+    if (op.line.capacity != 0 && to >= (group + 1) * std::uint64_t{op.line.capacity}) continue;
+    std::memset(rows + to * stride, 0, stride);
+  }
+}
+
+}  // namespace ubep

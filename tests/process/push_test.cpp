@@ -1,0 +1,152 @@
+// Rows that are pushed: what a source owes its peers when it is late, leaves early or dies, and
+// what an owner does with more rows than it has room for.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "support/compare.hpp"
+#include "support/ranks.hpp"
+#include "support/worker.hpp"
+
+namespace ubep::test {
+namespace {
+
+constexpr DispatchOptions kPush{.path = Path::push};
+
+class PushTest : public testing::TestWithParam<RankKind> {};
+
+TEST_P(PushTest, ATimeoutNamesTheRowsThatAreMissing) {
+  const Problem problem = make_problem({.ranks = 3, .layout = Layout::expert_major});
+  const Gate started(3);
+  const Gate timed_out(3);
+  run_ranks(GetParam(), 3, [&](const Bootstrap& bootstrap) {
+    CommunicatorOptions options = options_for(problem);
+    options.timeout = std::chrono::milliseconds(200);
+    Communicator comm = Communicator::create(bootstrap, options);
+    Worker worker(problem, bootstrap.rank, kPush);
+    ASSERT_TRUE(worker.start_dispatch(comm).ok());
+    started.arrive_and_wait();
+    if (bootstrap.rank != 2) {  // rank 2 has announced its rows, and does not step
+      const Status status = comm.wait(worker.handle);
+      EXPECT_EQ(status.code, Code::timeout);
+      EXPECT_EQ(status.peer, 2);
+      EXPECT_EQ(status.word, Word::sent) << status.message();
+    }
+    timed_out.arrive_and_wait();
+    Status status = comm.wait(worker.handle);
+    for (int i = 0; i < 100 && status.code == Code::timeout; ++i) status = comm.wait(worker.handle);
+    ASSERT_TRUE(status.ok()) << status.message();
+    EXPECT_EQ(worker.received_difference(), "");
+    for (status = worker.start_combine(comm); status.code == Code::not_ready;) (void)comm.step();
+    status = comm.wait(worker.handle);
+    for (int i = 0; i < 100 && status.code == Code::timeout; ++i) status = comm.wait(worker.handle);
+    EXPECT_EQ(worker.out_difference(), "");
+  });
+}
+
+// Whoever gives its handle back before its rows are pushed leaves them in its slot.
+TEST_P(PushTest, ReleasedBeforeTheRowsWereSent) {
+  for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
+    const Problem problem = make_problem({.ranks = 3, .layout = layout});
+    const Gate released(3);
+    run_ranks(GetParam(), 3, [&](const Bootstrap& bootstrap) {
+      Communicator comm = Communicator::create(bootstrap, options_for(problem));
+      Worker worker(problem, bootstrap.rank, kPush);
+      if (bootstrap.rank == 1) {
+        ASSERT_TRUE(worker.start_dispatch(comm).ok());
+        comm.release(worker.handle);
+        released.arrive_and_wait();
+        return;
+      }
+      const Status status = worker.dispatch(comm);
+      EXPECT_TRUE(status.ok()) << status.message();
+      EXPECT_EQ(worker.received_difference(), "");
+      released.arrive_and_wait();
+      comm.release(worker.handle);
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, PushTest, testing::Values(RankKind::threads, RankKind::processes),
+                         KindName());
+
+// Announced rows that never come keep their place and are zero.
+TEST(PushDeathTest, DeadBeforeTheRowsWereSent) {
+  const Problem problem = make_problem({.ranks = 3, .layout = Layout::expert_major});
+  const Gate announced(3);
+  const std::vector<int> statuses =
+      rank_statuses(RankKind::processes, 3, [&](const Bootstrap& bootstrap) {
+        Communicator comm = Communicator::create(bootstrap, options_for(problem));
+        Worker worker(problem, bootstrap.rank, kPush);
+        ASSERT_TRUE(worker.start_dispatch(comm).ok());
+        announced.arrive_and_wait();
+        if (bootstrap.rank == 1) _exit(3);
+        const Status status = comm.wait(worker.handle);
+        EXPECT_EQ(status.code, Code::peer_lost) << status.message();
+        EXPECT_EQ(worker.handle.received().sources, 0b101U);
+        Problem zeroed = problem;
+        zeroed.zeroed = 0b010;
+        EXPECT_EQ(compare_received(worker.handle.received(),
+                                   expected_received(zeroed, bootstrap.rank), zeroed),
+                  "");
+        EXPECT_TRUE(worker.combine(comm).ok());
+        EXPECT_EQ(worker.out_difference(0b010), "");
+        EXPECT_TRUE(worker.dispatch(comm).ok());
+        EXPECT_EQ(worker.received_difference(), "");
+        EXPECT_TRUE(worker.combine(comm).ok());
+        EXPECT_EQ(worker.out_difference(0b010), "");
+      });
+  EXPECT_EQ(statuses, (std::vector<int>{0, 3, 0}));
+}
+
+class CapacityTest : public testing::TestWithParam<Path> {};
+
+// Rank 1 has room for fewer rows than its fullest expert is sent.
+TEST_P(CapacityTest, RowsBeyondItAreReportedOnBothSides) {
+  Problem problem = make_problem({.ranks = 2, .experts_per_rank = 2, .tokens = 8});
+  problem.layout = Layout::expert_padded;
+  problem.reduction = Reduction::exact;
+  constexpr int kCapacity = 5;
+  problem.expert_capacity = 16;
+  for (RankInput& input : problem.ranks) {
+    for (std::size_t i = 0; i < input.topk_idx.size(); i += 2) {
+      input.topk_idx[i] = static_cast<std::int32_t>(i / 2) % 2;  // experts 0, 1 of rank 0
+      input.topk_idx[i + 1] = 3;                                 // the second one of rank 1
+    }
+  }
+  run_ranks(RankKind::processes, 2, [&](const Bootstrap& bootstrap) {
+    CommunicatorOptions options = options_for(problem);
+    Communicator comm = Communicator::create(bootstrap, options);
+    Problem mine = problem;
+    if (bootstrap.rank == 1) mine.expert_capacity = kCapacity;
+    Worker worker(mine, bootstrap.rank, {.path = GetParam()});
+    const Status status = worker.dispatch(comm);
+    const Received& received = worker.handle.received();
+    if (bootstrap.rank == 1) {
+      EXPECT_EQ(status.code, Code::no_capacity) << status.message();
+      EXPECT_EQ(status.seen, 16U);
+      EXPECT_EQ(status.expected, 5U);
+      EXPECT_EQ(received.overflow, 16U);
+      EXPECT_EQ(received.num_rows, 2 * kCapacity);
+      EXPECT_EQ(received.expert_counts[1], kCapacity);
+    } else {
+      EXPECT_TRUE(status.ok()) << status.message();
+      EXPECT_EQ(worker.received_difference(), "");
+    }
+    ASSERT_TRUE(worker.combine(comm).ok());
+    // Rows of rank 0 come first: five of its tokens have a place, nobody else's.
+    const auto valid = worker.handle.valid_tokens();
+    const auto count = std::count(valid.begin(), valid.end(), std::uint8_t{1});
+    EXPECT_EQ(count, bootstrap.rank == 0 ? kCapacity : 0);
+    EXPECT_EQ(worker.out_difference(0b10), "");
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Paths, CapacityTest, testing::Values(Path::pull, Path::push),
+                         [](const auto& instance) { return std::string(name(instance.param)); });
+
+}  // namespace
+}  // namespace ubep::test
