@@ -1,5 +1,6 @@
 // How the ranks of one communicator find each other.
 //
+//   ubep::Bootstrap::from_environment()    processes of torchrun, mpirun, srun or a script
 //   ubep::Bootstrap{.rank = r, .size = n, .job = "my-job"}    processes of one host and user
 //   ubep::fork_ranks(n, [](const ubep::Bootstrap& b) { ...; return 0; })    n child processes
 //   ubep::ThreadGroup group(n); group.bootstrap(r)            ranks are threads of this process
@@ -24,13 +25,27 @@ class ThreadRendezvous;
 struct UBEP_API Bootstrap {
   int rank = 0;
   int size = 1;
-  // Names the rendezvous. Communicators that are set up at the same time need different names.
+  // Names the rendezvous. Its communicators are told apart by their order: all ranks create them in
+  // the same order, one after the other. Those set up at the same time need different names
+  // (`bootstrap.job += "/decode"`); a process that shares one is refused.
   std::string job;
   std::chrono::milliseconds timeout{30000};
   std::shared_ptr<detail::ThreadRendezvous> threads;  // set by ThreadGroup
+  std::string launcher;                               // set by from_environment: for messages
 
-  // UBEP_RANK, UBEP_WORLD_SIZE, UBEP_JOB. Throws Error{setup} naming the variable that is missing.
+  // The first of these that is there; the inner launcher comes before the one it runs in:
+  //   UBEP_RANK           and UBEP_WORLD_SIZE, UBEP_JOB
+  //   torchrun            RANK, WORLD_SIZE, when TORCHELASTIC_RUN_ID is set
+  //   Open MPI's mpirun   OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE
+  //   MPICH's mpiexec     PMI_RANK, PMI_SIZE
+  //   by hand             RANK, WORLD_SIZE
+  //   Slurm's srun        SLURM_PROCID, SLURM_STEP_NUM_TASKS, when SLURM_STEP_ID is set
+  // The job's name comes from the launcher too (README.md), or from UBEP_RENDEZVOUS if that is set;
+  // the timeout is UBEP_TIMEOUT_MS if set.
+  // Throws Error{setup} that names the variable: none set, half of them, no number, several hosts.
   static Bootstrap from_environment();
+  // Whether any of these are there, complete or not.
+  static bool in_environment();
 };
 
 // Ranks as threads of this process: for tests, sanitizers and embedding. The caller starts the

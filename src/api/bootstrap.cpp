@@ -7,13 +7,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <charconv>
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <utility>
 
+#include "api/launcher.hpp"
 #include "base/group_config.hpp"
 #include "fabric/shm/rendezvous.hpp"
 #include "ubep/status.hpp"
@@ -22,20 +21,6 @@ namespace ubep {
 namespace {
 
 constexpr int kUncaught = 70;
-
-int number_from(const char* variable) {
-  const char* text = std::getenv(variable);
-  if (text == nullptr) {
-    throw Error(ErrorCode::setup, fmt::format("{} is not set: expected a number", variable));
-  }
-  int value = 0;
-  const char* end = text + std::strlen(text);
-  if (const auto parsed = std::from_chars(text, end, value);
-      parsed.ec != std::errc{} || parsed.ptr != end) {
-    throw Error(ErrorCode::setup, fmt::format("{} is '{}', expected a number", variable, text));
-  }
-  return value;
-}
 
 [[noreturn]] void run_child(int parent, const Bootstrap& bootstrap,
                             const std::function<int(const Bootstrap&)>& body) {
@@ -115,13 +100,18 @@ std::vector<int> wait_for(const std::vector<pid_t>& children,
 }  // namespace
 
 Bootstrap Bootstrap::from_environment() {
-  Bootstrap bootstrap;
-  bootstrap.rank = number_from("UBEP_RANK");
-  bootstrap.size = number_from("UBEP_WORLD_SIZE");
-  const char* job = std::getenv("UBEP_JOB");
-  if (job == nullptr) throw Error(ErrorCode::setup, "UBEP_JOB is not set: expected a name");
-  bootstrap.job = job;
-  return bootstrap;
+  if (auto found = find_launch(facts_of_this_process())) return *found;
+  throw Error(ErrorCode::setup,
+              "UBEP_RANK is not set: expected UBEP_RANK, UBEP_WORLD_SIZE and UBEP_JOB, or RANK and "
+              "WORLD_SIZE, or the variables of torchrun, mpirun or srun");
+}
+
+bool Bootstrap::in_environment() {
+  try {
+    return find_launch(facts_of_this_process()).has_value();
+  } catch (const Error&) {
+    return true;  // from_environment() will say what is wrong with them
+  }
 }
 
 ThreadGroup::ThreadGroup(int size) : size_(size) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Ranks that a launcher started: the same checks, one report; --ranks is an error; a death is told.
+# Ranks of UBEP_RANK: the same checks, one report; another --ranks is an error; a death is told.
 set -uo pipefail
 ubep=$1
 folder=$(mktemp -d)
@@ -21,8 +21,9 @@ done
 grep '"passed": true' "$folder/out.0" >/dev/null || { echo "FAIL: no check in the report" >&2; exit 1; }
 [ ! -s "$folder/out.1" ] || { echo "FAIL: rank 1 reports too" >&2; exit 1; }
 
-if output=$(UBEP_RANK=0 "$ubep" bench --ranks 3 2>&1) || [[ $output != *"a launcher started 3 ranks"* ]]; then
-  echo "FAIL: --ranks under a launcher: $output" >&2
+if output=$(UBEP_RANK=0 "$ubep" bench --ranks 4 2>&1) ||
+  [[ $output != *"--ranks is 4, but a launcher started 3 ranks (UBEP_RANK)"* ]]; then
+  echo "FAIL: another number of ranks under a launcher: $output" >&2
   exit 1
 fi
 

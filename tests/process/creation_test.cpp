@@ -12,6 +12,7 @@
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 #include "support/ranks.hpp"
 #include "support/worker.hpp"
@@ -128,7 +129,9 @@ void leave_out(RankKind kind, int missing) {
     Bootstrap quick = bootstrap;
     quick.timeout = kShort;
     const std::string message = creation_error(quick, options_for(problem));
-    expect_in(message, {std::to_string(missing).c_str()});
+    const std::string text = "rank " + std::to_string(missing) + " did not arrive";
+    expect_in(message, {text.c_str(), "of 3 ranks"});
+    if (kind == RankKind::processes) expect_in(message, {bootstrap.job.c_str(), "socket @ubep-"});
   });
 }
 TEST_P(CreationTest, AMissingRankIsNamed) { leave_out(GetParam(), 2); }
@@ -199,6 +202,62 @@ TEST(CreationByJobTest, ProcessesMeetByEnvironment) {
     Worker worker(problem, comm.rank());
     EXPECT_EQ(comm.rank(), bootstrap.rank);
     EXPECT_EQ(worker.round(comm), "");
+  });
+}
+
+// As a launcher leaves the environment of each of `size` ranks; `body` reads it.
+void run_launched(const char* what, int size, const std::function<void(int rank)>& body) {
+  const std::string port = unique_job(what);
+  run_ranks(RankKind::processes, size, [&](const Bootstrap& bootstrap) {
+    setenv("RANK", std::to_string(bootstrap.rank).c_str(), 1);
+    setenv("WORLD_SIZE", std::to_string(size).c_str(), 1);
+    setenv("MASTER_PORT", port.c_str(), 1);
+    body(bootstrap.rank);
+  });
+}
+
+// They live at the same time and are used in turns; no rank waits for the others in between.
+TEST(CreationByJobTest, OneLaunchServesManyCommunicators) {
+  const Problem problem = make_problem({.ranks = 3});
+  const Problem other = make_problem({.ranks = 3, .tokens = 9, .hidden = 40});
+  run_launched("many", 3, [&](int rank) {
+    Communicator first = Communicator::create(Bootstrap::from_environment(), options_for(problem));
+    Communicator second = Communicator::create(Bootstrap::from_environment(), options_for(other));
+    Communicator third = Communicator::create(Bootstrap::from_environment(), options_for(problem));
+    for (int i = 0; i < 3; ++i) {
+      EXPECT_EQ(Worker(other, rank).round(second), "");
+      EXPECT_EQ(Worker(problem, rank).round(third), "");
+      EXPECT_EQ(Worker(problem, rank).round(first), "");
+    }
+  });
+}
+
+// In another order they meet, and the difference is named, not taken.
+TEST(CreationByJobTest, AnotherOrderIsNamed) {
+  const Problem problem = make_problem({.ranks = 2});
+  const Problem other = make_problem({.ranks = 2, .tokens = 9});
+  run_launched("order", 2, [&](int rank) {
+    Bootstrap bootstrap = Bootstrap::from_environment();
+    bootstrap.timeout = kShort;
+    const std::string message = creation_error(bootstrap, options_for(rank == 0 ? problem : other));
+    expect_in(message, {"max_tokens", "6", "9"});
+  });
+}
+
+// Names of their own let threads set up communicators in any order.
+TEST(CreationByJobTest, NamesTellCommunicatorsOfThreadsApart) {
+  const Problem problem = make_problem({.ranks = 2});
+  const Problem other = make_problem({.ranks = 2, .tokens = 9});
+  run_launched("threads", 2, [&](int rank) {
+    const auto serve = [rank](const char* name, const Problem& mine) {
+      Bootstrap bootstrap = Bootstrap::from_environment();
+      bootstrap.job += name;
+      Communicator comm = Communicator::create(bootstrap, options_for(mine));
+      EXPECT_EQ(Worker(mine, rank).round(comm), "");
+    };
+    std::thread prefill([&] { serve("/prefill", problem); });
+    serve("/decode", other);
+    prefill.join();
   });
 }
 

@@ -1,22 +1,19 @@
 #include "tools/ubep/bench.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
-#include <numeric>
 
 #include "tools/ubep/atomic_file.hpp"
 #include "tools/ubep/bench_options.hpp"
 #include "tools/ubep/bench_rank.hpp"
 #include "tools/ubep/exit_code.hpp"
 #include "tools/ubep/input_error.hpp"
+#include "tools/ubep/launched.hpp"
 #include "tools/ubep/numbers.hpp"
 #include "tools/ubep/report.hpp"
 #include "ubep/ubep.hpp"
@@ -271,60 +268,20 @@ int run_point(const BenchPlan& plan, Point& point) {
   return kOk;
 }
 
-// A launcher started this rank: UBEP_RANK, UBEP_WORLD_SIZE, UBEP_JOB.
-bool under_launcher() { return std::getenv("UBEP_WORLD_SIZE") != nullptr; }
-
-// Rank 0 sends the place of its memory file to all others, as a token that every rank's expert
-// gets.
-int stage_descriptor(const Bootstrap& bootstrap, std::size_t bytes) {
-  CommunicatorOptions options;
-  options.num_experts = options.max_topk = bootstrap.size;
-  options.max_tokens = 1;
-  options.max_hidden = 2;
-  options.max_dtype = DType::fp32;
-  auto comm = Communicator::create(bootstrap, options);
-  int fd = -1;
-  std::vector<float> place(2);  // process and descriptor: exact in fp32, both are below 2^24
-  std::vector<std::int32_t> everyone(static_cast<std::size_t>(bootstrap.size));
-  std::iota(everyone.begin(), everyone.end(), 0);
-  std::vector<float> weights(everyone.size(), 0.0F);
-  const bool first = bootstrap.rank == 0;
-  if (first) {
-    fd = memfd_create("ubep-bench", MFD_CLOEXEC);
-    if (fd < 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) throw std::bad_alloc();
-    place = {static_cast<float>(getpid()), static_cast<float>(fd)};
-  } else {
-    everyone.clear();
-    weights.clear();
-  }
-  const std::int64_t tokens = first ? 1 : 0;
-  Handle handle;
-  comm.dispatch({place.data(), tokens, 2, DType::fp32}, {everyone, weights, bootstrap.size}, {},
-                handle)
-      .or_throw();
-  if (!first) {
-    const auto* row = reinterpret_cast<const float*>(handle.received().row(0));
-    const std::string path = fmt::format("/proc/{:.0f}/fd/{:.0f}", row[0], row[1]);
-    fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
-    if (fd < 0) throw std::runtime_error("cannot open " + path);
-  }
-  comm.combine(handle, {.out = {place.data(), tokens, 2, DType::fp32}}).or_throw();
-  return fd;
-}
-
 // One point as one rank of a launcher's. Only rank 0 fills the point.
 int run_joined_point(Bootstrap bootstrap, const BenchPlan& plan, Point& point) {
   const std::size_t doubles = stage_doubles(plan);
   const std::string job = bootstrap.job;
   bootstrap.job = job + "/stage";
-  const int fd = stage_descriptor(bootstrap, Stage::bytes_of(bootstrap.size, doubles));
+  const int fd = shared_file(bootstrap, Stage::bytes_of(bootstrap.size, doubles));
   Stage stage(bootstrap.size, doubles, fd);
   close(fd);
   bootstrap.job = job + "/point";
   (void)run_bench_rank(bootstrap, plan, stage);
   if (stage.failed()) {
-    if (stage.claim_report()) fmt::print(stderr, "ubep bench: {}\n", stage.text());
-    return stage.exit_code();
+    const int code = stage.exit_code();
+    print_once([&] { fmt::print(stderr, "ubep bench: {}\n", stage.text()); });
+    return code;
   }
   if (bootstrap.rank == 0) point = collect(stage, plan);
   return kOk;
@@ -414,12 +371,10 @@ void write_result(const BenchOptions& options, const BenchResult& result) {
 
 int run_bench(const CLI::App& app, BenchOptions& options) {
   if (under_launcher()) {
-    const int world = Bootstrap::from_environment().size;
-    if (app.count("--ranks") > 0 || app.count("--compare-ranks") > 0) {
-      throw InputError(
-          fmt::format("--ranks: a launcher started {} ranks (UBEP_WORLD_SIZE)", world));
+    take_world(app, options.ranks);
+    if (app.count("--compare-ranks") > 0) {
+      throw InputError(fmt::format("--compare-ranks: a launcher started {} ranks", options.ranks));
     }
-    options.ranks = world;
   }
   resolve_bench_options(app, options);
   std::vector<BenchPlan> plans;  // all input errors come before the first measurement

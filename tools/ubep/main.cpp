@@ -6,6 +6,7 @@
 #include "tools/ubep/bench.hpp"
 #include "tools/ubep/bench_options.hpp"
 #include "tools/ubep/exit_code.hpp"
+#include "tools/ubep/launched.hpp"
 #include "tools/ubep/run.hpp"
 #include "ubep/ubep.hpp"
 
@@ -23,11 +24,17 @@ int main(int argc, char** argv) {
   add_run_options(*run_app, run);
   try {
     app.parse(argc, argv);
-    return run_app->parsed() ? run_file(run) : run_bench(*bench_app, bench);
+    if (bench_app->parsed()) return run_bench(*bench_app, bench);
+    take_world(*run_app, run.ranks);
+    return run_file(run);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? kOk : kUsage;
+    print_once([&] { (void)app.exit(error); });
+    return error.get_exit_code() == 0 ? kOk : kUsage;
+  } catch (const Failed& failed) {
+    print_once([&] { fmt::print(stderr, "ubep: {}\n", failed.status.message()); });
+    return exit_code_of(failed.status.code);
   } catch (const std::exception& error) {
-    fmt::print(stderr, "ubep: {}\n", error.what());
+    print_once([&] { fmt::print(stderr, "ubep: {}\n", error.what()); });
     return kUsage;
   }
 }

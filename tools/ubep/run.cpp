@@ -11,6 +11,7 @@
 
 #include "tools/ubep/exit_code.hpp"
 #include "tools/ubep/input_error.hpp"
+#include "tools/ubep/launched.hpp"
 #include "tools/ubep/numbers.hpp"
 #include "tools/ubep/safetensors.hpp"
 #include "tools/ubep/stage.hpp"
@@ -236,6 +237,75 @@ void run_rank(const Bootstrap& bootstrap, const RunOptions& options, const Layer
                                      hidden, layer.dtype}}));
 }
 
+// The stage carries the failure's text and, behind it, y: the numbers of all ranks, one after
+// another.
+std::size_t doubles_of(const RunOptions& options, const Layer& layer) {
+  return layer.x.size() / sizeof(double) / static_cast<std::size_t>(options.ranks) + 1;
+}
+
+std::byte* y_of(Stage& stage) { return reinterpret_cast<std::byte*>(stage.numbers(0).data()); }
+
+int run_one(const Bootstrap& bootstrap, const RunOptions& options, const Layer& layer,
+            Stage& stage) {
+  stage.announce(bootstrap.rank, getpid());
+  try {
+    run_rank(bootstrap, options, layer, y_of(stage));
+    return kOk;
+  } catch (const Failed& failed) {
+    stage.fail(failed.status);
+  } catch (const std::exception& error) {
+    stage.fail(kCheckFailed, error.what());
+  }
+  return stage.exit_code();
+}
+
+void write_sums(const RunOptions& options, const Layer& layer, Stage& stage) {
+  write_safetensors(options.output, {{"y",
+                                      layer.file_dtype,
+                                      {layer.tokens, layer.hidden},
+                                      std::span<const std::byte>(y_of(stage), layer.x.size())}});
+}
+
+int run_forked(const RunOptions& options, const Layer& layer) {
+  Stage stage(options.ranks, doubles_of(options, layer));
+  const auto body = [&](const Bootstrap& bootstrap) {
+    return run_one(bootstrap, options, layer, stage);
+  };
+  const auto statuses = fork_ranks(options.ranks, body, [&](int rank, int status) {
+    if (status > 128) {
+      stage.fail(kPeerLost, fmt::format("rank {} was killed by signal {}", rank, status - 128));
+    }
+  });
+  if (stage.failed()) {
+    fmt::print(stderr, "ubep run: {}\n", stage.text());
+    return stage.exit_code();
+  }
+  for (std::size_t r = 0; r < statuses.size(); ++r) {
+    if (statuses[r] == 0) continue;
+    fmt::print(stderr, "ubep run: rank {} ended with status {}\n", r, statuses[r]);
+    return kCheckFailed;
+  }
+  write_sums(options, layer, stage);
+  return kOk;
+}
+
+// As one rank of a launcher's; rank 0 writes the file.
+int run_joined(const RunOptions& options, const Layer& layer) {
+  const Bootstrap bootstrap = Bootstrap::from_environment();
+  const std::size_t doubles = doubles_of(options, layer);
+  const int fd = shared_file(bootstrap, Stage::bytes_of(options.ranks, doubles));
+  Stage stage(options.ranks, doubles, fd);
+  close(fd);
+  (void)run_one(bootstrap, options, layer, stage);
+  if (stage.failed() || !stage.barrier(bootstrap.rank)) {
+    const int code = stage.exit_code();
+    print_once([&] { fmt::print(stderr, "ubep run: {}\n", stage.text()); });
+    return code;
+  }
+  if (bootstrap.rank == 0) write_sums(options, layer, stage);
+  return kOk;
+}
+
 }  // namespace
 
 void add_run_options(CLI::App& app, RunOptions& o) {
@@ -267,41 +337,7 @@ int run_file(const RunOptions& options) {
     throw InputError(fmt::format("--experts is {}, expected 0..{}", options.experts, kMostExperts));
   }
   const Layer layer = read_layer(options);
-  // The stage carries the failure's text and, behind it, y: eight bytes per number.
-  const std::size_t doubles = layer.x.size() / sizeof(double) + 1;
-  Stage stage(1, doubles);
-  auto* y = reinterpret_cast<std::byte*>(stage.numbers(0).data());
-  const auto body = [&](const Bootstrap& bootstrap) {
-    stage.announce(bootstrap.rank, getpid());
-    try {
-      run_rank(bootstrap, options, layer, y);
-      return static_cast<int>(kOk);
-    } catch (const Failed& failed) {
-      stage.fail(failed.status);
-    } catch (const std::exception& error) {
-      stage.fail(kCheckFailed, error.what());
-    }
-    return stage.exit_code();
-  };
-  const auto statuses = fork_ranks(options.ranks, body, [&](int rank, int status) {
-    if (status > 128) {
-      stage.fail(kPeerLost, fmt::format("rank {} was killed by signal {}", rank, status - 128));
-    }
-  });
-  if (stage.failed()) {
-    fmt::print(stderr, "ubep run: {}\n", stage.text());
-    return stage.exit_code();
-  }
-  for (std::size_t r = 0; r < statuses.size(); ++r) {
-    if (statuses[r] == 0) continue;
-    fmt::print(stderr, "ubep run: rank {} ended with status {}\n", r, statuses[r]);
-    return kCheckFailed;
-  }
-  write_safetensors(options.output, {{"y",
-                                      layer.file_dtype,
-                                      {layer.tokens, layer.hidden},
-                                      std::span<const std::byte>(y, layer.x.size())}});
-  return kOk;
+  return under_launcher() ? run_joined(options, layer) : run_forked(options, layer);
 }
 
 }  // namespace ubep::tools

@@ -33,7 +33,6 @@ struct StageHeader {
   std::atomic<std::uint32_t> generation{0};
   std::atomic<std::uint32_t> failed{0};  // 0, or 1 + exit code of the first failure
   std::atomic<std::uint32_t> has_text{0};
-  std::atomic<std::uint32_t> reported{0};
   char text[512] = {};
   std::array<std::atomic<std::int32_t>, kMaxStageRanks> pids = {};         // 0 = not announced
   std::array<std::atomic<std::uint32_t>, kMaxStageRanks> arrived_at = {};  // generation + 1
@@ -89,8 +88,6 @@ class Stage {
     }
     return failed() ? static_cast<int>(header_->failed.load()) - 1 : kOk;
   }
-  // True for the one process that may print the failure.
-  bool claim_report() { return header_->reported.exchange(1) == 0; }
   std::string text() const { return header_->text; }
 
   // Of every rank, by itself: so that others can tell whether it still runs.

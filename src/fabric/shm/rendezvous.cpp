@@ -3,8 +3,11 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <functional>
+#include <set>
 #include <utility>
 
 #include "fabric/shm/probe.hpp"
@@ -16,8 +19,11 @@ namespace ubep {
 namespace {
 
 constexpr auto kLinger = std::chrono::seconds(1);   // of rank 0, for ranks to be told of an error
-constexpr std::uint64_t kMagic = 0x31'50'45'42'55;  // "UBEP1"
+constexpr auto kHearing = std::chrono::seconds(2);  // of who has connected, to say who it is
+constexpr auto kLook = std::chrono::milliseconds(100);  // between looks at those who wait
+constexpr std::uint64_t kMagic = 0x31'50'45'42'55;      // "UBEP1"
 
+// The first three are the same in all wire versions, so that a difference can be told.
 struct Hello {
   std::uint64_t magic;
   std::uint32_t wire_version;
@@ -27,7 +33,7 @@ struct Hello {
   std::uint64_t fields[kMaxAgreedFields];
 };
 
-// From rank 0 to the others.
+// From rank 0 to the others. A refusal has this form in all wire versions.
 struct Order {
   enum class Kind : std::uint32_t { refuse, segments, probe, go };
   Kind kind;
@@ -45,6 +51,19 @@ std::string socket_name(const JoinRequest& request) {
   return fmt::format("ubep-{}-{:016x}", geteuid(), hash);
 }
 
+std::string job_text(const JoinRequest& request) {
+  return fmt::format("job '{}' of {} ranks (socket @{})", request.job, request.size,
+                     socket_name(request));
+}
+
+Socket listen_for(const JoinRequest& request) {
+  try {
+    return Socket::listen(socket_name(request), request.size + 8);
+  } catch (const Error& error) {
+    fail(fmt::format("{} (job '{}')", error.what(), request.job));
+  }
+}
+
 std::string rank_list(const std::vector<int>& ranks) {
   return fmt::format("{}", fmt::join(ranks, ", "));
 }
@@ -59,6 +78,15 @@ std::string difference(const AgreedFields& mine, int my_rank, const std::uint64_
   return {};
 }
 
+// Closes what is still in the list.
+struct CloseAll {
+  std::vector<int>& fds;
+  ~CloseAll() {
+    for (int fd : fds) {
+      if (fd >= 0) ::close(fd);
+    }
+  }
+};
 // What a rank hands to its peers: its segment and, where peers push, its inbox.
 std::vector<int> descriptors_of(const Segment& segment) {
   std::vector<int> fds{segment.fd()};
@@ -84,21 +112,18 @@ class Host {
       : request_(request), own_(std::move(own)), peers_(static_cast<std::size_t>(request.size)) {}
 
   Segments run(ProbeResult& probe) {
-    {
-      const Socket listener = Socket::listen(socket_name(request_), request_.size + 8);
-      try {
-        while (!missing().empty()) accept_one(listener, request_.deadline);
-        hand_out();
-      } catch (const Error& error) {
-        refuse_all(listener, error.what());
-        throw;
-      }
-    }  // closed: the next set-up under this name cannot meet this one
-    Segments segments = attach_all();
-    probe.one_way_ns = probe_all(segments);
-    probe.host_cpu = first_cpu();
-    for (const Peer& peer : peers_) probe.by_peer.push_back(peer.one_way_ns);
-    return segments;
+    try {
+      gather();
+      hand_out();
+      Segments segments = attach_all();
+      probe.one_way_ns = probe_all(segments);
+      probe.host_cpu = first_cpu();
+      for (const Peer& peer : peers_) probe.by_peer.push_back(peer.one_way_ns);
+      return segments;
+    } catch (const Error& error) {
+      refuse_all(error.what());
+      throw;
+    }
   }
 
  private:
@@ -126,38 +151,73 @@ class Host {
     return ranks;
   }
 
-  void accept_one(const Socket& listener, Deadline deadline) {
-    Socket socket = listener.accept(deadline);
-    if (!socket.valid()) {
-      fail(fmt::format("rank 0: timeout: rank {} did not arrive for job '{}' of {} ranks",
-                       rank_list(missing()), request_.job, request_.size));
+  // Returns once all ranks are here; the next set-up under this name cannot meet this one.
+  void gather() {
+    const Socket listener = listen_for(request_);
+    try {
+      while (!missing().empty()) accept_one(listener, request_.deadline);
+    } catch (const Error&) {
+      hear_others(listener);
+      throw;
     }
-    if (!socket.same_user()) return;  // not ours to answer
-    Hello hello = {};
-    std::vector<int> fds;
-    const long got = socket.receive(&hello, sizeof(hello), fds, deadline);
-    if (got != sizeof(hello) || fds.empty() || fds.size() > 2 || hello.magic != kMagic) {
-      for (int fd : fds) ::close(fd);
-      return;  // connected and left, or something else that knows the name
-    }
-    admit(hello, std::move(socket), std::move(fds));
   }
 
-  void admit(const Hello& hello, Socket socket, std::vector<int> fds) {
-    std::string complaint = complaint_about(hello);
+  // Not valid() after the deadline. Fails when one that has arrived goes away again.
+  Socket next_guest(const Socket& listener, Deadline deadline) const {
+    for (;;) {
+      const auto now = std::chrono::steady_clock::now();
+      Socket socket = listener.accept(std::min(deadline, now + kLook));
+      if (socket.valid() || now >= deadline) return socket;
+      for (std::size_t r = 1; r < peers_.size(); ++r) {
+        if (!peers_[r].socket.gone()) continue;
+        fail(fmt::format("{} went away during set-up of job '{}'; rank {} had not arrived", told(r),
+                         request_.job, rank_list(missing())));
+      }
+    }
+  }
+
+  void accept_one(const Socket& listener, Deadline deadline) {
+    Socket socket = next_guest(listener, deadline);
+    if (!socket.valid()) {
+      fail(fmt::format("rank 0: timeout: rank {} did not arrive for {}", rank_list(missing()),
+                       job_text(request_)));
+    }
+    if (!socket.same_user()) return;                        // not ours to answer
+    std::array<std::byte, 2 * sizeof(Hello)> message = {};  // other versions' may be longer
+    std::vector<int> fds;
+    const CloseAll not_taken{fds};
+    const long got =
+        socket.receive(message.data(), message.size(), fds,
+                       std::min(deadline, std::chrono::steady_clock::now() + kHearing));
+    Hello hello = {};
+    std::memcpy(&hello, message.data(), sizeof(hello));
+    // Connected and left, or something else that knows the name.
+    if (got < static_cast<long>(offsetof(Hello, size)) || hello.magic != kMagic) return;
+    const bool complete = got == sizeof(hello) && (fds.size() == 1 || fds.size() == 2);
+    if (hello.wire_version == kWireVersion && !complete) return;
+    std::string complaint = complaint_about(hello, socket.peer_pid());
     if (complaint.empty() && fds.size() != own_fds_.size()) complaint = "inboxes differ";
     if (!complaint.empty()) {
-      for (int fd : fds) ::close(fd);
       refused_.push_back(std::move(socket));
+      if (!has_arrived(hello.rank)) ++refused_missing_;
       fail(complaint);
     }
     Peer& peer = peers_[static_cast<std::size_t>(hello.rank)];
     peer.socket = std::move(socket);
-    peer.fds = std::move(fds);
+    peer.fds = std::exchange(fds, {});
     peer.pid = peer.socket.peer_pid();
   }
 
-  std::string complaint_about(const Hello& hello) const {
+  bool has_arrived(int rank) const {
+    return rank > 0 && rank < request_.size &&
+           peers_[static_cast<std::size_t>(rank)].socket.valid();
+  }
+
+  std::string told(std::size_t rank) const {
+    return fmt::format("rank {} (process {})", rank, peers_[rank].pid);
+  }
+
+  std::string complaint_about(const Hello& hello, int pid) const {
     if (hello.wire_version != kWireVersion) {
       return fmt::format("wire version differs: rank 0 has {}, rank {} has {}", kWireVersion,
                          hello.rank, hello.wire_version);
@@ -169,12 +229,13 @@ class Host {
     if (hello.rank <= 0 || hello.rank >= request_.size) {
       return fmt::format("rank {} joined, expected 1..{}", hello.rank, request_.size - 1);
     }
-    if (peers_[static_cast<std::size_t>(hello.rank)].socket.valid()) {
-      return fmt::format("rank {} joined twice", hello.rank);
+    if (has_arrived(hello.rank)) {
+      return fmt::format("rank {} joined twice: processes {} and {} say so (job '{}')", hello.rank,
+                         peers_[static_cast<std::size_t>(hello.rank)].pid, pid, request_.job);
     }
     for (int r = 0; r < request_.size; ++r) {
-      const int pid = r == 0 ? getpid() : peers_[static_cast<std::size_t>(r)].pid;
-      if (pid != hello.pid) continue;
+      const int other = r == 0 ? getpid() : peers_[static_cast<std::size_t>(r)].pid;
+      if (other != hello.pid) continue;
       return fmt::format("ranks {} and {} are in one process: use a ThreadGroup for all ranks", r,
                          hello.rank);
     }
@@ -188,15 +249,18 @@ class Host {
     (void)socket.send(&order, sizeof(order));  // it may be gone: it learns it by the closed socket
   }
 
-  // Tells everyone what went wrong, those too that are only just arriving.
-  void refuse_all(const Socket& listener, const char* text) {
+  // Lets those join that are only just arriving: what went wrong will be told to them too.
+  void hear_others(const Socket& listener) {
     const Deadline soon = std::min(request_.deadline, std::chrono::steady_clock::now() + kLinger);
-    while (missing().size() > refused_.size() && std::chrono::steady_clock::now() < soon) {
+    while (missing().size() > refused_missing_ && std::chrono::steady_clock::now() < soon) {
       try {
         accept_one(listener, soon);
       } catch (const Error&) {  // one complaint is enough: the first
       }
     }
+  }
+
+  void refuse_all(const char* text) const {
     for (const Peer& peer : peers_) {
       if (peer.socket.valid()) send_refusal(peer.socket, text);
     }
@@ -213,9 +277,8 @@ class Host {
       }
       Order order = {};
       order.kind = Order::Kind::segments;
-      if (!peers_[static_cast<std::size_t>(r)].socket.send(&order, sizeof(order), fds)) {
-        fail(fmt::format("rank {} vanished during set-up", r));
-      }
+      const auto i = static_cast<std::size_t>(r);
+      if (!peers_[i].socket.send(&order, sizeof(order), fds)) vanished(i);
     }
   }
 
@@ -227,6 +290,11 @@ class Host {
       fds.clear();
     }
     return segments;
+  }
+
+  [[noreturn]] void vanished(std::size_t rank) const {
+    fail(fmt::format("{} {} during set-up of job '{}'", told(rank),
+                     peers_[rank].socket.gone() ? "went away" : "did not answer", request_.job));
   }
 
   double probe_all(const Segments& segments) {
@@ -243,7 +311,7 @@ class Host {
       std::vector<int> none;
       if (!peers_[r].socket.send(&order, sizeof(order)) ||
           peers_[r].socket.receive(&can, sizeof(can), none, request_.deadline) < 0) {
-        fail(fmt::format("rank {} vanished during set-up", r));
+        vanished(r);
       }
       if (can != 0 && cpu >= 0) {
         const PinnedTo pinned(cpu);
@@ -268,16 +336,7 @@ class Host {
   std::vector<int> own_fds_ = descriptors_of(*own_);
   std::vector<Peer> peers_;
   std::vector<Socket> refused_;
-};
-
-// Closes what is still in the list.
-struct CloseAll {
-  std::vector<int>& fds;
-  ~CloseAll() {
-    for (int fd : fds) {
-      if (fd >= 0) ::close(fd);
-    }
-  }
+  std::size_t refused_missing_ = 0;  // of these, those whose rank has not arrived otherwise
 };
 
 // The other ranks' side.
@@ -293,14 +352,13 @@ class Guest {
     while (!introduce() || !receive(order, fds)) {
       // Rank 0 of an earlier set-up closed its socket under us: try again until the deadline.
       if (std::chrono::steady_clock::now() >= request_.deadline) {
-        fail(fmt::format("rank {}: timeout: rank 0 did not answer for job '{}'", request_.rank,
-                         request_.job));
+        no_answer();
       }
     }
     Segments segments = attach(order, fds);
     for (;;) {
       fds.clear();
-      if (!receive(order, fds)) fail("rank 0 vanished during set-up");
+      if (!receive(order, fds)) no_answer();
       if (order.kind == Order::Kind::go) break;
       if (order.kind == Order::Kind::probe) answer_probe(order, segments);
       if (order.kind == Order::Kind::probe) probe.host_cpu = order.cpu;
@@ -310,9 +368,20 @@ class Guest {
   }
 
  private:
+  [[noreturn]] void no_answer() const {
+    if (host_ == 0) {
+      fail(fmt::format("rank {}: timeout: rank 0 did not arrive for {}", request_.rank,
+                       job_text(request_)));
+    }
+    fail(fmt::format("rank {}: rank 0 (process {}) {} during set-up of {}", request_.rank, host_,
+                     !socket_.valid() || socket_.gone() ? "went away" : "did not answer",
+                     job_text(request_)));
+  }
+
   bool introduce() {
     socket_ = Socket::connect(socket_name(request_), request_.deadline);
     if (!socket_.valid()) return false;
+    host_ = socket_.peer_pid();
     if (!socket_.same_user()) fail("the rendezvous is held by another user");
     Hello hello = {};
     hello.magic = kMagic;
@@ -366,6 +435,39 @@ class Guest {
   const JoinRequest& request_;
   std::shared_ptr<Segment> own_;
   Socket socket_;
+  int host_ = 0;  // rank 0's process, once it was seen
+};
+
+// Set-ups of this process that are under way. Two of one rank and job could take each other's
+// peers.
+class OnlyOne {
+ public:
+  explicit OnlyOne(const JoinRequest& request) : key_(request.job, request.rank) {
+    const std::lock_guard lock(mutex());
+    if (under_way().insert(key_).second) return;
+    fail(
+        fmt::format("rank {} sets up two communicators of job '{}' at the same time: expected "
+                    "one after the other, or names of their own (Bootstrap::job)",
+                    request.rank, request.job));
+  }
+  ~OnlyOne() {
+    const std::lock_guard lock(mutex());
+    under_way().erase(key_);
+  }
+  OnlyOne(const OnlyOne&) = delete;
+  OnlyOne& operator=(const OnlyOne&) = delete;
+
+ private:
+  using Key = std::pair<std::string, int>;
+  static std::mutex& mutex() {
+    static std::mutex instance;
+    return instance;
+  }
+  static std::set<Key>& under_way() {
+    static std::set<Key> instance;
+    return instance;
+  }
+  Key key_;
 };
 
 }  // namespace
@@ -373,6 +475,7 @@ class Guest {
 Segments join_processes(const JoinRequest& request, std::shared_ptr<Segment> own,
                         ProbeResult& probe) {
   if (request.size == 1) return {std::move(own)};
+  const OnlyOne set_up(request);
   if (request.rank == 0) return Host(request, std::move(own)).run(probe);
   return Guest(request, std::move(own)).run(probe);
 }
@@ -392,6 +495,24 @@ std::string ThreadRendezvous::find_difference() const {
   return {};
 }
 
+std::string ThreadRendezvous::missing() const {
+  std::vector<int> ranks;
+  for (std::size_t r = 0; r < waiting_.size(); ++r) {
+    if (waiting_[r] == nullptr) ranks.push_back(static_cast<int>(r));
+  }
+  return rank_list(ranks);
+}
+
+// Ends this set-up, alike for all who wait, and begins the next.
+void ThreadRendezvous::settle(std::string error) {
+  outcome_->segments = std::exchange(waiting_, Segments(waiting_.size()));
+  outcome_->error = std::move(error);
+  outcome_->known = true;
+  outcome_ = std::make_shared<Outcome>();
+  arrived_ = 0;
+  changed_.notify_all();
+}
+
 Segments ThreadRendezvous::join(const JoinRequest& request, std::shared_ptr<Segment> own) {
   if (static_cast<std::size_t>(request.size) != waiting_.size()) {
     throw Error(ErrorCode::invalid_argument,
@@ -403,30 +524,15 @@ Segments ThreadRendezvous::join(const JoinRequest& request, std::shared_ptr<Segm
   if (waiting_[rank] != nullptr) fail(fmt::format("rank {} joined twice", request.rank));
   waiting_[rank] = std::move(own);
   fields_[rank] = request.fields;
-  const std::uint64_t generation = generation_;
+  const std::shared_ptr<Outcome> outcome = outcome_;
   if (++arrived_ == request.size) {
-    error_ = find_difference();
-    complete_ = std::exchange(waiting_, Segments(waiting_.size()));
-    arrived_ = 0;
-    ++generation_;
-    changed_.notify_all();
-  } else if (!changed_.wait_until(lock, request.deadline,
-                                  [&] { return generation_ != generation; })) {
-    std::vector<int> missing;
-    for (std::size_t r = 0; r < waiting_.size(); ++r) {
-      if (waiting_[r] == nullptr) missing.push_back(static_cast<int>(r));
-    }
-    waiting_[rank] = nullptr;
-    --arrived_;
-    fail(fmt::format("rank {}: timeout: rank {} did not arrive", request.rank, rank_list(missing)));
+    settle(find_difference());
+  } else if (!changed_.wait_until(lock, request.deadline, [&] { return outcome->known; })) {
+    settle(fmt::format("timeout: rank {} did not arrive in the ThreadGroup of {} ranks", missing(),
+                       request.size));
   }
-  Segments segments = complete_;
-  if (++picked_up_ == request.size) {
-    complete_.clear();
-    picked_up_ = 0;
-  }
-  if (!error_.empty()) fail(error_);
-  return segments;
+  if (!outcome->error.empty()) fail(outcome->error);
+  return outcome->segments;
 }
 
 }  // namespace detail

@@ -60,18 +60,22 @@ class ThreadRendezvous {
   Segments join(const JoinRequest& request, std::shared_ptr<Segment> own);
 
  private:
+  // Of one set-up, kept by those who wait for it.
+  struct Outcome {
+    bool known = false;
+    Segments segments;
+    std::string error;
+  };
   std::string find_difference() const;
+  std::string missing() const;
+  void settle(std::string error);
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::uint64_t generation_ = 0;
   int arrived_ = 0;
   Segments waiting_;
   std::vector<AgreedFields> fields_;
-  // Outcome of the latest complete generation.
-  Segments complete_;
-  int picked_up_ = 0;
-  std::string error_;
+  std::shared_ptr<Outcome> outcome_ = std::make_shared<Outcome>();
 };
 
 }  // namespace detail

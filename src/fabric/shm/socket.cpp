@@ -109,6 +109,11 @@ int Socket::peer_pid() const {
   return getsockopt(fd_, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 ? peer.pid : -1;
 }
 
+bool Socket::gone() const {
+  pollfd entry{fd_, POLLRDHUP, 0};
+  return valid() && ::poll(&entry, 1, 0) > 0;
+}
+
 bool Socket::send(const void* data, std::size_t bytes, const std::vector<int>& fds) const {
   iovec part{const_cast<void*>(data), bytes};
   alignas(cmsghdr) char control[CMSG_SPACE(kMaxFds * sizeof(int))] = {};

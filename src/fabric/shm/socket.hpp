@@ -29,6 +29,7 @@ class Socket {
   bool valid() const { return fd_ >= 0; }
   bool same_user() const;  // the peer process runs under our user id
   int peer_pid() const;
+  bool gone() const;  // valid, and its other end is closed
 
   // False when the peer is gone or the deadline passed. `fds` are duplicated into the peer.
   bool send(const void* data, std::size_t bytes, const std::vector<int>& fds = {}) const;

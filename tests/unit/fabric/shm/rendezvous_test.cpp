@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <string>
@@ -95,6 +96,16 @@ std::string socket_name(const JoinRequest& request) {
   return name;
 }
 
+// The message of a joining rank, as it goes over the wire.
+struct Hello {
+  std::uint64_t magic = 0x3150454255;
+  std::uint32_t wire_version = kWireVersion;
+  std::int32_t rank = 1;
+  std::int32_t size = 2;
+  std::int32_t pid = 0;
+  std::uint64_t fields[kMaxAgreedFields] = {8, 2};
+};
+
 void expect_error(const Outcome& outcome, const std::string& text) {
   EXPECT_FALSE(outcome.joined);
   EXPECT_NE(std::string(outcome.error).find(text), std::string::npos) << outcome.error;
@@ -163,8 +174,122 @@ TEST(RendezvousTest, MissingRanksAreNamedToThoseWhoCame) {
 
 TEST(RendezvousTest, WithoutRankZeroAGuestTimesOut) {
   const auto begin = std::chrono::steady_clock::now();
-  expect_error(join(request_of(1, 2, "no-host", 200ms)), "timeout: rank 0 did not answer");
+  const JoinRequest request = request_of(1, 2, "no-host", 200ms);
+  const Outcome outcome = join(request);
+  expect_error(outcome, "rank 1: timeout: rank 0 did not arrive for job '" + request.job +
+                            "' of 2 ranks (socket @" + socket_name(request) + ")");
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
+}
+
+// A rank of an earlier job of this name, or started twice: all are told, also who comes later.
+TEST(RendezvousTest, DoubledRanksAreNamedByProcess) {
+  const auto outcomes = run({[] { return join(request_of(0, 3, "stale")); },
+                             [r = request_of(1, 3, "stale")] { return join(r); },
+                             [r = request_of(1, 3, "stale")] { return join(r); },
+                             [r = request_of(2, 3, "stale")] {
+                               std::this_thread::sleep_for(300ms);  // likely the last, not surely
+                               return join(r);
+                             }});
+  for (const Outcome& outcome : outcomes) {
+    expect_error(outcome, "rank 1 joined twice: processes ");
+    expect_error(outcome, "-stale')");
+  }
+}
+
+// Introduces itself and ends before the set-up has.
+Outcome hello_and_leave(const JoinRequest& request) {
+  const Socket socket = Socket::connect(socket_name(request), request.deadline);
+  const Segment segment = Segment::create(kBytes, request.rank);
+  const Hello hello{.rank = request.rank, .size = request.size, .pid = getpid()};
+  Outcome outcome;
+  outcome.joined = socket.send(&hello, sizeof(hello), {segment.fd()});
+  return outcome;
+}
+
+// At once, though the deadline is far.
+TEST(RendezvousTest, ARankThatGoesAwayBeforeAllAreThereIsNamed) {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto outcomes = run({[] { return join(request_of(0, 4, "gone")); },
+                             [r = request_of(1, 4, "gone")] { return hello_and_leave(r); },
+                             [r = request_of(2, 4, "gone")] { return join(r); }});
+  for (const std::size_t r : {0UL, 2UL}) {
+    expect_error(outcomes[r], "rank 1 (process ");
+    expect_error(outcomes[r], "went away during set-up");
+    expect_error(outcomes[r], "3 had not arrived");
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 10s);
+}
+
+// After all have arrived: it has the others' segments, but never hears "go".
+TEST(RendezvousTest, ARankThatGoesAwayBeforeGoIsNamed) {
+  const auto outcomes = run({[] { return join(request_of(0, 3, "late")); },
+                             [r = request_of(1, 3, "late")] {
+                               const Socket socket = Socket::connect(socket_name(r), r.deadline);
+                               const Segment segment = Segment::create(kBytes, 1);
+                               const Hello hello{.size = 3, .pid = getpid()};
+                               (void)socket.send(&hello, sizeof(hello), {segment.fd()});
+                               char answer[600] = {};
+                               std::vector<int> fds;
+                               Outcome outcome;
+                               outcome.joined =
+                                   socket.receive(answer, sizeof(answer), fds, r.deadline) > 0;
+                               return outcome;
+                             },
+                             [r = request_of(2, 3, "late")] { return join(r); }});
+  EXPECT_TRUE(outcomes[1].joined);
+  for (const std::size_t r : {0UL, 2UL}) {
+    expect_error(outcomes[r], "rank 1 (process ");
+    expect_error(outcomes[r], "went away during set-up");
+  }
+}
+
+// Rank 0 is killed while it waits: the others wait for another one, then say what they saw.
+TEST(RendezvousTest, ARankZeroThatGoesAwayIsNamed) {
+  const auto outcomes = run({[] { return join(request_of(1, 3, "host", 500ms)); },
+                             [r = request_of(0, 3, "host")] {
+                               const Socket listener = Socket::listen(socket_name(r), 3);
+                               const Socket guest = listener.accept(r.deadline);
+                               Outcome outcome;
+                               outcome.joined = guest.valid();
+                               return outcome;  // and ends
+                             }});
+  EXPECT_TRUE(outcomes[1].joined);
+  expect_error(outcomes[0], "rank 1: rank 0 (process ");
+  expect_error(outcomes[0], "went away during set-up of job");
+}
+
+// It had handed out the segments, but not said "go".
+TEST(RendezvousTest, ARankZeroThatGoesAwayBeforeGoIsNamed) {
+  const auto outcomes = run({[] { return join(request_of(1, 2, "host-late")); },
+                             [r = request_of(0, 2, "host-late")] {
+                               const Socket listener = Socket::listen(socket_name(r), 2);
+                               const Socket guest = listener.accept(r.deadline);
+                               Hello hello;
+                               std::vector<int> fds;
+                               Outcome outcome;
+                               outcome.joined =
+                                   guest.receive(&hello, sizeof(hello), fds, r.deadline) > 0;
+                               const Segment segment = Segment::create(kBytes, 0);
+                               std::uint32_t order[496 / 4] = {1};  // Order::Kind::segments
+                               (void)guest.send(order, sizeof(order), {segment.fd()});
+                               return outcome;
+                             }});
+  EXPECT_TRUE(outcomes[1].joined);
+  expect_error(outcomes[0], "rank 1: rank 0 (process ");
+  expect_error(outcomes[0], "went away during set-up of job");
+}
+
+// One process, one rank: the second set-up could meet the first one's peers.
+TEST(RendezvousTest, TwoSetUpsAtTheSameTimeNeedTwoNames) {
+  const JoinRequest request = request_of(1, 2, "same-time", 500ms);
+  Outcome first;
+  std::thread other([&] { first = join(request); });
+  const Outcome second = join(request);
+  other.join();
+  const bool swapped = std::string(first.error).find("at the same time") != std::string::npos;
+  expect_error(swapped ? first : second, "rank 1 sets up two communicators of job");
+  expect_error(swapped ? second : first, "rank 0 did not arrive");
+  expect_error(join(request_of(1, 2, "same-time", 10ms)), "rank 0 did not arrive");  // forgotten
 }
 
 // Another size than was announced: the peer's offsets would lie outside.
@@ -184,16 +309,6 @@ TEST(RendezvousTest, TwoRanksInOneProcessNeedAThreadGroup) {
   expect_error(guest, "ranks 0 and 1 are in one process");
 }
 
-// The message of a joining rank, as it goes over the wire.
-struct Hello {
-  std::uint64_t magic = 0x3150454255;
-  std::uint32_t wire_version = kWireVersion;
-  std::int32_t rank = 1;
-  std::int32_t size = 2;
-  std::int32_t pid = 0;
-  std::uint64_t fields[kMaxAgreedFields] = {8, 2};
-};
-
 // What rank 0 answers, or -1. Text of a refusal begins at byte 24.
 long greet(const JoinRequest& request, const void* hello, std::size_t bytes, char (&answer)[600]) {
   const Socket socket = Socket::connect(socket_name(request), request.deadline);
@@ -203,15 +318,19 @@ long greet(const JoinRequest& request, const void* hello, std::size_t bytes, cha
   return socket.receive(answer, sizeof(answer), fds, request.deadline);
 }
 
-TEST(RendezvousTest, OtherWireVersionsAreRefused) {
-  const JoinRequest request = request_of(1, 2, "wire");
+// Of any version is known: magic, version, rank. What follows may be longer or shorter.
+void refuse_version(std::size_t bytes) {
+  const std::string job = "wire" + std::to_string(bytes);
+  const JoinRequest request = request_of(1, 2, job);
   const auto outcomes =
-      run({[] { return join(request_of(0, 2, "wire")); },
+      run({[&] { return join(request_of(0, 2, job)); },
            [&] {
-             Hello hello{.wire_version = kWireVersion + 1, .pid = getpid()};
+             const Hello hello{.wire_version = kWireVersion + 1, .pid = getpid()};
+             char message[sizeof(Hello) + 32] = {};
+             std::memcpy(message, &hello, sizeof(hello));
              char answer[600] = {};
              Outcome outcome;
-             if (greet(request, &hello, sizeof(hello), answer) > 24) {
+             if (greet(request, message, bytes, answer) > 24) {
                std::snprintf(outcome.error, sizeof(outcome.error), "%.400s", answer + 24);
              }
              return outcome;
@@ -221,6 +340,9 @@ TEST(RendezvousTest, OtherWireVersionsAreRefused) {
   expect_error(outcomes[0], text);
   expect_error(outcomes[1], text);
 }
+TEST(RendezvousTest, OtherWireVersionsAreRefused) { refuse_version(sizeof(Hello)); }
+TEST(RendezvousTest, ShorterWireVersionsAreRefused) { refuse_version(16); }
+TEST(RendezvousTest, LongerWireVersionsAreRefused) { refuse_version(sizeof(Hello) + 32); }
 
 TEST(RendezvousTest, RanksOutOfRangeAreRefused) {
   for (const int rank : {0, -1, 2}) {
@@ -300,7 +422,12 @@ TEST(ThreadRendezvousTest, ADifferenceIsNamedToAllAndForgotten) {
 TEST(ThreadRendezvousTest, MissingRanksAreNamedAndMayComeLater) {
   detail::ThreadRendezvous rendezvous(3);
   const auto errors = join_threads(rendezvous, {request_of(1, 3, "t", 50ms)});
-  EXPECT_EQ(errors[0], "rank 1: timeout: rank 0, 2 did not arrive");
+  EXPECT_EQ(errors[0], "timeout: rank 0, 2 did not arrive in the ThreadGroup of 3 ranks");
+  // Those who came do not blame one another.
+  for (const std::string& error :
+       join_threads(rendezvous, {request_of(1, 3, "t", 500ms), request_of(2, 3, "t")})) {
+    EXPECT_EQ(error, "timeout: rank 0 did not arrive in the ThreadGroup of 3 ranks");
+  }
   const auto later = join_threads(
       rendezvous, {request_of(0, 3, "t"), request_of(1, 3, "t"), request_of(2, 3, "t")});
   for (const std::string& error : later) EXPECT_EQ(error, "");
