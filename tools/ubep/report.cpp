@@ -156,9 +156,9 @@ void print_path(const Point& point, const PathResult& path, std::FILE* out) {
   const std::string variant = path.variant.empty() ? "" : ":" + path.variant;
   fmt::print(out, kRowFormat, point.ranks, tokens_cell(point.tokens),
              path.path + variant + "@" + path.layout, path.store, copies_cell(path.copies),
-             time_cell(path.dispatch),
-             time_cell(path.combine), time_cell(path.round_trip), time_cell(path.cycle),
-             rate_cell(path, &Timing::wire_gbps), rate_cell(path, &Timing::dedup_gbps),
+             time_cell(path.dispatch), time_cell(path.combine), time_cell(path.round_trip),
+             time_cell(path.cycle), rate_cell(path, &Timing::wire_gbps),
+             rate_cell(path, &Timing::dedup_gbps),
              number_cell(ratio_to_first(path.round_trip, first.round_trip), 2) + "/" +
                  number_cell(ratio_to_first(path.cycle, first.cycle), 2));
 }
@@ -186,11 +186,12 @@ void print_table(const BenchResult& result, std::FILE* out) {
              "{}, iters {}, seed {}\n",
              config.hidden, config.topk, config.experts, config.dtype, config.quant, config.routing,
              config.lanes, config.slots, config.iters, config.seed);
-  fmt::print(out, "times in us: p50 (p99); copies of each received row and GB/s: dispatch/combine; x first: "
-             "round trip/cycle\n");
-  fmt::print(out, kRowFormat, "ranks", "tokens", "path@layout", "store", "copies",
-             "dispatch", "combine",
-             "round trip", "cycle", "wire GB/s", "dedup GB/s", "x first");
+  fmt::print(
+      out,
+      "times in us: p50 (p99); copies of each received row and GB/s: dispatch/combine; x first: "
+      "round trip/cycle\n");
+  fmt::print(out, kRowFormat, "ranks", "tokens", "path@layout", "store", "copies", "dispatch",
+             "combine", "round trip", "cycle", "wire GB/s", "dedup GB/s", "x first");
   for (const Point& point : result.points) {
     for (const PathResult& path : point.paths) print_path(point, path, out);
     if (point.check && !point.check->passed) {
