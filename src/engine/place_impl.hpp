@@ -60,7 +60,7 @@ void EngineImpl<F>::add_copies(Op& op) {
     if (!copies_from(op, q)) continue;
     const std::uint32_t rows = h.routed->receive.sources[static_cast<std::size_t>(q)].num_rows();
     op.receive.add(static_cast<std::uint32_t>(q), rows,
-                   tiles_for(rows * stride_of(h), kTilesPerPeer));
+                   tiles_for(rows * stride_of(h), kTilesPerPeer), (op.pushers & bit(q)) != 0);
   }
 }
 
@@ -111,7 +111,7 @@ void EngineImpl<F>::place_rows(Op& op) {
     fabric_.prepare(
         own().y(h.slot, stride_of(h), 0, static_cast<std::uint64_t>(routed.receive.num_rows)));
   }
-  bind_rows(op);
+  if (!copies_at_once(h)) bind_rows(op);  // else lanes are at work there
   zero_padding(h);
 }
 
@@ -164,7 +164,6 @@ int EngineImpl<F>::pull_rows(Op& op, Tile& tile) {
   const bool at_once = copies_at_once(h);
   const std::uint64_t stride = stride_of(h);
   const auto bytes = static_cast<std::size_t>(h.x.row_bytes());
-  const bool pushed = (op.pushers & bit(q)) != 0;
   const std::uint64_t window = window_rows(*h.routed, rank_) * tile.peer;
   const std::uint64_t limit = op.line.capacity;
   // What leaves the caches before it is read need not be fetched into them to be written.
@@ -179,13 +178,13 @@ int EngineImpl<F>::pull_rows(Op& op, Tile& tile) {
     const std::uint64_t to = at_once ? window + tile.next : row_index(h, q, tile.next, group);
     if (limit != 0 && to >= (group + 1) * limit) continue;  // beyond the expert's capacity
     const std::byte* from = q == rank_ ? h.x.row(token)
-                            : pushed
+                            : tile.pushed
                                 ? fabric_.inbox(own().rows(h.slot, stride, window + tile.next, 1))
                                 : fabric_.acquire(q, range);
     if (from == nullptr) break;
     copy_with(store, rows + to * stride, from, bytes);
     copied += bytes;
-    if (q != rank_ && !pushed) fabric_.release(q, range);
+    if (q != rank_ && !tile.pushed) fabric_.release(q, range);
   }
   fabric_.order(Ordering::before_flag);  // orders: this lane's streamed rows before the tile's end
   note_copied(op, copied);

@@ -15,6 +15,7 @@ namespace ubep {
 struct Tile {
   LaneWord state;  // kFree, kTaken, kDone
   std::uint32_t peer = 0;
+  bool pushed = false;     // its rows are in the inbox
   std::uint32_t next = 0;  // first row that is still to do
   std::uint32_t end = 0;
 
@@ -31,7 +32,7 @@ class TileBoard {
   }
 
   // Control part: rows [0, rows) of `peer` in `tiles` tiles (fewer when there are fewer rows).
-  void add(std::uint32_t peer, std::uint32_t rows, std::uint32_t tiles) {
+  void add(std::uint32_t peer, std::uint32_t rows, std::uint32_t tiles, bool pushed = false) {
     if (rows == 0) return;
     tiles = std::min(tiles, rows);
     unfinished_.add_relaxed(tiles);
@@ -40,6 +41,7 @@ class TileBoard {
     for (std::uint32_t i = 0; i < tiles; ++i) {
       Tile& tile = tiles_.at(size++);
       tile.peer = peer;
+      tile.pushed = pushed;
       tile.next = static_cast<std::uint32_t>(std::uint64_t{rows} * i / tiles);
       tile.end = static_cast<std::uint32_t>(std::uint64_t{rows} * (i + 1) / tiles);
       // publishes: the tile's fields and all that the operation prepared, to the lane that claims

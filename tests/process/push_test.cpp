@@ -81,7 +81,8 @@ TEST(PushDeathTest, DeadBeforeTheRowsWereSent) {
       rank_statuses(RankKind::processes, 3, [&](const Bootstrap& bootstrap) {
         Communicator comm = Communicator::create(bootstrap, options_for(problem));
         Worker worker(problem, bootstrap.rank, kPush);
-        ASSERT_TRUE(worker.start_dispatch(comm).ok());
+        for (int i = 0; i < 2; ++i) ASSERT_EQ(worker.round(comm), "");  // rows lie in both slots
+        ASSERT_TRUE(worker.start_dispatch_when_ready(comm).ok());
         announced.arrive_and_wait();
         if (bootstrap.rank == 1) _exit(3);
         const Status status = comm.wait(worker.handle);
