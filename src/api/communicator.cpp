@@ -23,7 +23,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kIdleStepsPerLook = 4096;
-constexpr std::uint64_t kDispatchesPerProbe = 4096;
+constexpr std::uint64_t kDispatchesPerProbe = 1024;
 
 // Longer ones would overflow a time point, and are for ever.
 constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);
@@ -149,7 +149,7 @@ struct Communicator::Impl {
   // CPUs about, and nothing but a probe shows it.
   void probe_now_and_then(const HandleState& h) {
     if (h.epoch % kDispatchesPerProbe != 0) return;
-    if (!fabric->probe_again(h.epoch / kDispatchesPerProbe)) return;
+    if (!fabric->probe_again(h.epoch / kDispatchesPerProbe, !spin)) return;
     ++facts.probes;
     take_facts();
     engine->set_store(facts.store);

@@ -1,4 +1,4 @@
-// The placement is probed again every few thousand dispatches, by ranks that are at work.
+// The placement is probed again every thousand dispatches or so, by ranks that are at work.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -17,7 +17,7 @@ TEST(ProbeAgainTest, ItHasAnswersAndChangesNoResult) {
     Worker worker(problem, bootstrap.rank);
     const std::uint64_t before = comm.facts().probes;
     // A busy machine can miss some; both ranks do as many rounds.
-    for (int round = 0; round < 4 * 4096 + 10; ++round) {
+    for (int round = 0; round < 16 * 1024 + 10; ++round) {
       ASSERT_TRUE(worker.dispatch(comm).ok());
       ASSERT_TRUE(worker.combine(comm).ok());
       ASSERT_EQ(worker.out_difference(), "");
@@ -26,7 +26,7 @@ TEST(ProbeAgainTest, ItHasAnswersAndChangesNoResult) {
     EXPECT_EQ(worker.round(comm), "");
   });
   EXPECT_GE(std::max(probes[0], probes[1]), 1);
-  EXPECT_LE(std::max(probes[0], probes[1]), 4);
+  EXPECT_LE(std::max(probes[0], probes[1]), 16);
 }
 
 }  // namespace

@@ -337,9 +337,8 @@ void print_details(const BenchResult& result, std::FILE* out) {
 void print_reasons(const BenchResult& result, std::FILE* out) {
   for (const Point& point : result.points) {
     for (const PathResult& path : point.paths) {
-      fmt::print(out, "why      {} ranks, {} tokens, {}: path {} and store {}, by {} ({})\n",
-                 point.ranks, fmt::join(point.tokens, ","), path.layout, path.path, path.store,
-                 path.chosen_by, path.reason);
+      fmt::print(out, "why      {} ranks, {} tokens, {}: path {} and store {} ({})\n", point.ranks,
+                 fmt::join(point.tokens, ","), path.layout, path.path, path.store, path.reason);
     }
   }
 }

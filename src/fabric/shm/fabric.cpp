@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <optional>
 
 #include "base/group_config.hpp"
 #include "base/math.hpp"
@@ -42,7 +43,7 @@ std::unique_ptr<ShmFabric> ShmFabric::join(const JoinRequest& request,
   return fabric;
 }
 
-bool ShmFabric::probe_again(std::uint64_t number) {
+bool ShmFabric::probe_again(std::uint64_t number, bool pin) {
   const auto others = static_cast<std::uint64_t>(size()) - 1;
   if (threads_ || others == 0 || probe_.host_cpu < 0) return false;
   const int other = 1 + static_cast<int>(number % others);
@@ -51,12 +52,11 @@ bool ShmFabric::probe_again(std::uint64_t number) {
   if (cpu < 0) return false;
   // Behind all values of the set-up, which starts at 1 + rank x 10^6.
   const std::uint64_t first = (kMaxRanks + 1) * 1'000'000ULL + number * kFlagsPerProbe;
-  double ns = 0;
-  {
-    const PinnedTo pinned(cpu);
-    ns = ping_pong_ns(own_ + kProbeOffset, at(rank_ == 0 ? other : 0) + kProbeOffset,
-                      {.starter = rank_ == 0, .first = first, .patience = kPatience});
-  }
+  std::optional<PinnedTo> pinned;
+  if (pin) pinned.emplace(cpu);
+  double ns =
+      ping_pong_ns(own_ + kProbeOffset, at(rank_ == 0 ? other : 0) + kProbeOffset,
+                   {.starter = rank_ == 0, .first = first, .batches = 5, .patience = kPatience});
   if (ns <= 0) return false;
   if (rank_ == 0) {
     probe_.by_peer[static_cast<std::size_t>(other)] = ns;

@@ -52,8 +52,9 @@ class ShmFabric {
 
   // Measures again how far rank 0 is from one other rank, whose turn `number` (1, 2, ...) says. All
   // ranks call it at about the same time; whoever does not costs the two up to a millisecond.
-  // Returns whether facts() are new. Ranks that are threads have no probe.
-  bool probe_again(std::uint64_t number);
+  // `pin`: to two CPUs for that time, as at set-up; else where they are. Returns whether facts()
+  // are new. Ranks that are threads have no probe.
+  bool probe_again(std::uint64_t number, bool pin);
 
   PeerState peer_state(int rank) const;
   void set_state(PeerState state);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 
 #include "memory/word.hpp"
 
@@ -12,7 +13,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kBatches = 15;
+constexpr std::size_t kMostBatches = 32;
 constexpr int kRoundsPerBatch = 20;
 
 // Bounded by time, not by spins: the other side may have been moved off its CPU.
@@ -61,11 +62,12 @@ PinnedTo::~PinnedTo() {
 }
 
 double ping_pong_ns(std::byte* mine, const std::byte* theirs, const PingPong& game) {
-  static_assert(kBatches * kRoundsPerBatch <= kFlagsPerProbe);
+  static_assert(kMostBatches * kRoundsPerBatch <= kFlagsPerProbe);
   const SharedWord my_word(mine);
   const SharedWord their_word(theirs);
   const auto deadline = Clock::now() + game.patience;
-  std::array<double, kBatches> batch_ns{};
+  std::array<double, kMostBatches> all{};
+  const auto batch_ns = std::span(all).first(static_cast<std::size_t>(game.batches));
   std::uint64_t value = game.first;
   for (double& ns : batch_ns) {
     const auto begin = Clock::now();
@@ -78,8 +80,9 @@ double ping_pong_ns(std::byte* mine, const std::byte* theirs, const PingPong& ga
     ns = std::chrono::duration<double, std::nano>(Clock::now() - begin).count() /
          (2 * kRoundsPerBatch);
   }
-  std::nth_element(batch_ns.begin(), batch_ns.begin() + kBatches / 2, batch_ns.end());
-  return batch_ns[kBatches / 2];
+  const auto median = batch_ns.begin() + game.batches / 2;
+  std::nth_element(batch_ns.begin(), median, batch_ns.end());
+  return *median;
 }
 
 Placement classify(double one_way_ns) {

@@ -31,6 +31,7 @@ class PinnedTo {
 struct PingPong {
   bool starter = false;     // leads
   std::uint64_t first = 1;  // flag value, larger than any that the two words held before
+  int batches = 15;         // of 20 rounds; the median of the batches counts
   std::chrono::microseconds patience{10'000};
 };
 
