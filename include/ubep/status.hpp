@@ -15,13 +15,15 @@ namespace ubep {
 // Outcome of an operation.
 enum class Code : std::uint8_t {
   ok,
-  not_ready,    // a peer or the caller's own earlier operation is not there yet; try again
-  slot_busy,    // all slots hold leases of the caller; combine or release one, then try again
-  timeout,      // the deadline passed; the operation stays pending, waiting again resumes it
-  peer_lost,    // a peer died, left or failed; finished for the others, see the validity bitmaps
-  mismatch,     // ranks started different operations; the communicator has failed
-  corrupt,      // a peer's shared memory holds impossible values; the communicator has failed
-  no_capacity,  // more rows than were declared at creation; nothing was published
+  not_ready,  // a peer or the caller's own earlier operation is not there yet; try again
+  slot_busy,  // all slots hold leases of the caller; combine or release one, then try again
+  timeout,    // the deadline passed; the operation stays pending, waiting again resumes it
+  peer_lost,  // a peer died, left or failed; finished for the others, see the validity bitmaps
+  mismatch,   // ranks started different operations; the communicator has failed
+  corrupt,    // a peer's shared memory holds impossible values; the communicator has failed
+  // More rows than were declared. Of a start: nothing was published. Of a completed dispatch in
+  // expert_padded: see DispatchOptions::expert_capacity.
+  no_capacity,
 };
 
 // The shared word (docs/protocol.md) that a status speaks of.
