@@ -40,6 +40,7 @@ install(TARGETS ubep_static EXPORT ubepStaticTargets ARCHIVE COMPONENT ubep-deve
 if(TARGET ubep_cli)
   install(TARGETS ubep_cli RUNTIME COMPONENT ubep-runtime)
 endif()
+install(FILES LICENSE TYPE DOC COMPONENT ubep-runtime)
 install(DIRECTORY include/ubep TYPE INCLUDE COMPONENT ubep-devel FILES_MATCHING PATTERN *.hpp)
 foreach(kind IN ITEMS Shared Static)
   install(EXPORT ubep${kind}Targets NAMESPACE ubep:: DESTINATION ${package} COMPONENT ubep-devel)

@@ -40,7 +40,7 @@ class UBEP_API Handle {
   // experts were lost with a peer have 0.
   std::span<const std::uint8_t> valid_tokens() const;
 
-  // Of the latest dispatch that is complete, and its combine once that is.
+  // Of the latest dispatch; the bytes copied once it, and its combine, are complete.
   OperationStats stats() const;
 
   bool holds_lease() const;

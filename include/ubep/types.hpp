@@ -34,10 +34,10 @@ constexpr bool is_by_expert(Layout layout) { return layout != Layout::rank_major
 //   push  the source stores its rows into the owners' inboxes. What this rank receives from others
 //         is their choice: rows of sources that do not push are pulled.
 // Baselines, which all ranks must choose together:
-//   bsp        bulk-synchronous (expert layouts): rows into a window of the owner's inbox, a flag,
-//   a
-//              wait for all sources, copies from the window to the place of each row; outputs back
-//              into a window of the source's.
+//   bsp        bulk-synchronous (expert_major): rows into a window of the owner's inbox, a flag, a
+//   wait
+//              for all sources, copies from the window to the place of each row; outputs back into
+//              a window of the source's.
 //   allgather  every token to every rank, partial sums of every token back (rank_major): all-gather
 //              and reduce-scatter.
 enum class Path : std::uint8_t { automatic, read, pull, push, bsp, allgather };

@@ -22,7 +22,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kIdleStepsPerLook = 4096;
+constexpr int kIdleStepsPerClock = 16;
+constexpr std::chrono::milliseconds kLookEvery{1};
 constexpr std::uint64_t kDispatchesPerProbe = 1024;
 
 // Longer ones would overflow a time point, and are for ever.
@@ -96,6 +97,7 @@ struct Communicator::Impl {
   bool closed = false;
   int generation = fork_generation();
   int idle_steps = 0;
+  Clock::time_point last_look;
   // Destroyed in reverse: handles find the engine gone before its memory is.
   std::unique_ptr<ShmFabric> fabric;
   std::shared_ptr<Engine> engine;
@@ -155,6 +157,16 @@ struct Communicator::Impl {
     engine->set_store(facts.store);
   }
 
+  // Of step(): a look for losses every millisecond of idling.
+  void look_now_and_then(int done) {
+    idle_steps = done > 0 ? 0 : idle_steps + 1;
+    if (idle_steps % kIdleStepsPerClock != 0 || idle_steps == 0) return;
+    const Clock::time_point now = Clock::now();
+    if (now - last_look < kLookEvery) return;
+    last_look = now;
+    engine->look_for_losses();
+  }
+
   // Repeats `attempt` (which never waits) until it says something else than not_ready.
   template <class Attempt>
   Status insist(Attempt attempt, Clock::time_point until) {
@@ -167,11 +179,14 @@ struct Communicator::Impl {
         continue;
       }
       const Waiter::Advice advice = waiter.idle();
-      if (advice == Waiter::Advice::look_for_losses) engine->look_for_losses();
-      if (advice == Waiter::Advice::expired) {
-        status.code = Code::timeout;
-        return status;
-      }
+      if (advice == Waiter::Advice::again) continue;
+      engine->look_for_losses();
+      if (advice != Waiter::Advice::expired) continue;
+      // However short the wait was, who is dead is told as dead.
+      (void)engine->step(0, 1);
+      status = attempt();
+      if (status.code == Code::not_ready) status.code = Code::timeout;
+      return status;
     }
   }
 
@@ -364,18 +379,15 @@ Status Communicator::combine(Handle& handle, const CombineArgs& args) {
 
 int Communicator::step(int lane, int lanes) {
   Impl& impl = open();
+  if (lanes < 1) {
+    throw Error(ErrorCode::invalid_argument, fmt::format("lanes is {}, expected >= 1", lanes));
+  }
   if (lane < 0 || lane >= lanes) {
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("lane is {}, expected 0..lanes - 1 = {}", lane, lanes - 1));
   }
   const int done = impl.engine->step(lane, lanes);
-  if (lane == 0) {
-    impl.idle_steps = done > 0 ? 0 : impl.idle_steps + 1;
-    if (impl.idle_steps == kIdleStepsPerLook) {
-      impl.idle_steps = 0;
-      impl.engine->look_for_losses();
-    }
-  }
+  if (lane == 0) impl.look_now_and_then(done);
   return done;
 }
 

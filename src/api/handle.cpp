@@ -26,6 +26,10 @@ void check_received(const HandleState& h) {
                 "the handle holds no received rows: its dispatch is not "
                 "complete, or its lease has ended");
   }
+  const Code code = h.status.code;
+  if (code != Code::ok && code != Code::peer_lost && code != Code::no_capacity) {
+    throw Error(ErrorCode::misuse, "the handle holds no received rows: " + h.status.message());
+  }
 }
 
 }  // namespace

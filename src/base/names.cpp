@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ubep/status.hpp"
@@ -26,7 +27,17 @@ std::string rank_list(std::uint64_t mask) {
 
 std::string where(const Status& s) {
   if (s.kind == OpKind::none) return fmt::format("rank {}", s.rank);
+  if (s.epoch == 0) return fmt::format("rank {}: {}", s.rank, name(s.kind));
   return fmt::format("rank {}: {} of epoch {}", s.rank, name(s.kind), s.epoch);
+}
+
+// A field of the op line as text: enumerators by name.
+std::string value_name(const std::string_view field, std::uint64_t value) {
+  if (field.substr(0, 4) == "path") return name(static_cast<Path>(value));
+  if (field == "layout") return name(static_cast<Layout>(value));
+  if (field == "dtype") return name(static_cast<DType>(value));
+  if (field == "reduction") return pick(value, {"auto", "exact", "per_rank"});
+  return std::to_string(value);
 }
 
 }  // namespace
@@ -73,7 +84,7 @@ std::string Status::message() const {
                            name(static_cast<OpKind>(seen)), peer);
       }
       return fmt::format("mismatch: {}: {} is {} on rank {} and {} on rank {}", where(*this), what,
-                         expected, rank, seen, peer);
+                         value_name(what, expected), rank, value_name(what, seen), peer);
     case Code::corrupt:
       return fmt::format("corrupt: {}: rank {} published {} {}, allowed {}", where(*this), peer,
                          what, seen, expected);

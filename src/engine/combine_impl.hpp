@@ -262,6 +262,7 @@ bool EngineImpl<F>::gather_token(Op& op, std::uint32_t token, TokenRows& out) {
   const std::uint64_t absent = op.lost.load_acquire();
   out.count = 0;
   out.complete = true;
+  bool open = false;  // the last row taken is not the end of its partial sum
   for (std::uint32_t i = plan.ref_begin[token]; i < plan.ref_begin[token + 1]; ++i) {
     const RowRef ref = plan.refs[i];
     if ((ready & bit(ref.rank)) == 0) return false;
@@ -276,6 +277,10 @@ bool EngineImpl<F>::gather_token(Op& op, std::uint32_t token, TokenRows& out) {
         ref.rank == rank_ ? op.line.capacity : op.theirs[ref.rank].capacity;
     if (capacity != 0 && row >= (ref.group + std::uint64_t{1}) * capacity) {
       out.complete = false;  // it had no place at its expert
+      if (open && !plan.group_end.empty() && plan.group_end[i] != 0) {
+        out.ends[out.count - 1] = 1;  // its partial sum ends at the last row that is there
+        open = false;
+      }
       continue;
     }
     const std::byte* address = nullptr;
@@ -293,7 +298,10 @@ bool EngineImpl<F>::gather_token(Op& op, std::uint32_t token, TokenRows& out) {
     if (address == nullptr) return false;
     out.rows[out.count] = address;
     if (!plan.ref_weights.empty()) out.weights[out.count] = plan.ref_weights[i];
-    if (!plan.group_end.empty()) out.ends[out.count] = plan.group_end[i];
+    if (!plan.group_end.empty()) {
+      out.ends[out.count] = plan.group_end[i];
+      open = plan.group_end[i] == 0;
+    }
     ++out.count;
   }
   return true;

@@ -271,6 +271,7 @@ int EngineImpl<F>::retire(Op& op, const Status& status) {
   if (!op.send.idle() || !op.receive.idle()) return 0;
   abandon_fetches(op, ~std::uint64_t{0});
   op.status = status;
+  std::fill(op.handle->valid.begin(), op.handle->valid.end(), std::uint8_t{0});
   finish(op);
   return 1;
 }

@@ -31,3 +31,16 @@ refuses "--max-tokens is 3" bench --tokens 4 --max-tokens 3
 refuses "exclude" bench --ranks 2 --compare-ranks 2,4
 refuses "--input" run --output y
 refuses "subcommand" ""
+
+# Limits of the process: told at once, by name.
+limited() { # text, ulimit argument and value, ranks
+  local output status start=$SECONDS
+  output=$(ulimit "$2" "$3" && "$ubep" bench --ranks "$4" --iters 2 2>&1 >/dev/null)
+  status=$?
+  if [ "$status" -ne 2 ] || [[ $output != *"$1"* ]] || [ $((SECONDS - start)) -gt 15 ]; then
+    echo "FAIL: ulimit $2 $3, $4 ranks: status $status after $((SECONDS - start)) s: $output" >&2
+    exit 1
+  fi
+}
+limited "ulimit -n" -n 24 12
+limited "ulimit -f" -f 1000 2

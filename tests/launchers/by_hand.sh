@@ -49,6 +49,19 @@ WORLD_SIZE=3 RANK=1 timeout 50 "$ubep" bench --iters 2 2>>"$folder/err" >/dev/nu
 wait
 grep -q "size differs: rank 0 has 2, rank 1 has 3" "$folder/err" || fail "$(cat "$folder/err")"
 
+# Options that are not the same.
+differs() { # text, options of rank 0, of rank 1
+  WORLD_SIZE=2 RANK=0 timeout 50 "$ubep" bench --iters 2 $2 2>"$folder/err" >/dev/null &
+  WORLD_SIZE=2 RANK=1 timeout 50 "$ubep" bench --iters 2 $3 2>>"$folder/err" >/dev/null
+  [ $? -eq 2 ] || fail "'$2' and '$3': $(cat "$folder/err")"
+  wait $! || [ $? -eq 2 ] || fail "rank 0 of '$2' and '$3': $(cat "$folder/err")"
+  grep -q -- "$1 differs between rank 0 and rank 1" "$folder/err" || fail "$(cat "$folder/err")"
+  [ "$(our_lines "$folder/err")" -eq 1 ] || fail "$(cat "$folder/err")"
+}
+differs --warmup "--warmup 1" "--warmup 3"
+differs --check "--check" ""
+differs --compare "--compare pull" "--compare push"
+
 # Half an environment.
 output=$(RANK=0 "$ubep" bench 2>&1)
 [[ $? -eq 2 && $output == *"WORLD_SIZE is not set, though RANK is"* ]] || fail "half: $output"

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <thread>
+#include <tuple>
 
 #include "support/compare.hpp"
 #include "support/ranks.hpp"
@@ -103,13 +105,13 @@ TEST(PushDeathTest, DeadBeforeTheRowsWereSent) {
   EXPECT_EQ(statuses, (std::vector<int>{0, 3, 0}));
 }
 
-class CapacityTest : public testing::TestWithParam<Path> {};
+class CapacityTest : public testing::TestWithParam<std::tuple<Path, Reduction>> {};
 
 // Rank 1 has room for fewer rows than its fullest expert is sent.
 TEST_P(CapacityTest, RowsBeyondItAreReportedOnBothSides) {
   Problem problem = make_problem({.ranks = 2, .experts_per_rank = 2, .tokens = 8});
   problem.layout = Layout::expert_padded;
-  problem.reduction = Reduction::exact;
+  problem.reduction = std::get<Reduction>(GetParam());
   constexpr int kCapacity = 5;
   problem.expert_capacity = 16;
   for (RankInput& input : problem.ranks) {
@@ -123,7 +125,7 @@ TEST_P(CapacityTest, RowsBeyondItAreReportedOnBothSides) {
     Communicator comm = Communicator::create(bootstrap, options);
     Problem mine = problem;
     if (bootstrap.rank == 1) mine.expert_capacity = kCapacity;
-    Worker worker(mine, bootstrap.rank, {.path = GetParam()});
+    Worker worker(mine, bootstrap.rank, {.path = std::get<Path>(GetParam())});
     const Status status = worker.dispatch(comm);
     const Received& received = worker.handle.received();
     if (bootstrap.rank == 1) {
@@ -146,8 +148,46 @@ TEST_P(CapacityTest, RowsBeyondItAreReportedOnBothSides) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Paths, CapacityTest, testing::Values(Path::pull, Path::push),
-                         [](const auto& instance) { return std::string(name(instance.param)); });
+INSTANTIATE_TEST_SUITE_P(Paths, CapacityTest,
+                         testing::Combine(testing::Values(Path::pull, Path::push),
+                                          testing::Values(Reduction::exact, Reduction::per_rank)),
+                         [](const auto& instance) {
+                           const bool exact =
+                               std::get<Reduction>(instance.param) == Reduction::exact;
+                           return std::string(name(std::get<Path>(instance.param))) +
+                                  (exact ? "_exact" : "_per_rank");
+                         });
+
+// Of a token whose second row at the rank has no place, the first one counts; `per_rank` too.
+TEST(PartialSumTest, EndsAtTheLastRowThatHasAPlace) {
+  for (const Reduction reduction : {Reduction::exact, Reduction::per_rank}) {
+    run_ranks(RankKind::threads, 1, [&](const Bootstrap& bootstrap) {
+      Communicator comm = Communicator::create(bootstrap, {.num_experts = 2,
+                                                           .max_tokens = 2,
+                                                           .max_hidden = 1,
+                                                           .max_dtype = DType::fp32,
+                                                           .max_topk = 2,
+                                                           .expert_capacity = 1});
+      const std::vector<float> x{3, 5};
+      const std::vector<std::int32_t> topk_idx{0, -1, 1, 0};  // expert 0 is full with token 0
+      const std::vector<float> weights{1, 0, 1, 1};
+      Handle handle;
+      const Status status =
+          comm.dispatch({x.data(), 2, 1, DType::fp32}, {topk_idx, weights, 2},
+                        {.layout = Layout::expert_padded, .reduction = reduction}, handle);
+      EXPECT_EQ(status.code, Code::no_capacity) << status.message();
+      const Received& received = handle.received();
+      for (int e = 0; e < 2; ++e) {
+        std::memcpy(handle.expert_output().row(e), received.row(e), sizeof(float));
+      }
+      std::vector<float> out(2);
+      ASSERT_TRUE(comm.combine(handle, {.out = {out.data(), 2, 1, DType::fp32}}).ok());
+      EXPECT_EQ(out, (std::vector<float>{3, 5}));
+      EXPECT_EQ(handle.valid_tokens()[0], 1);
+      EXPECT_EQ(handle.valid_tokens()[1], 0);
+    });
+  }
+}
 
 }  // namespace
 }  // namespace ubep::test

@@ -292,6 +292,7 @@ void print_rank_scaling(const BenchResult& result, std::FILE* out) {
   for (const Point& point : result.points) {
     for (const Point& base : result.points) {
       if (base.tokens[0] != point.tokens[0] || base.ranks >= point.ranks) continue;
+      if (base.ranks == 1) continue;  // no byte crosses
       for (std::size_t v = 0; v < point.paths.size(); ++v) {
         const auto& now = point.paths[v].round_trip;
         const auto& before = base.paths[v].round_trip;
@@ -337,8 +338,9 @@ void print_details(const BenchResult& result, std::FILE* out) {
 void print_reasons(const BenchResult& result, std::FILE* out) {
   for (const Point& point : result.points) {
     for (const PathResult& path : point.paths) {
-      fmt::print(out, "why      {} ranks, {} tokens, {}: path {} and store {} ({})\n", point.ranks,
-                 fmt::join(point.tokens, ","), path.layout, path.path, path.store, path.reason);
+      fmt::print(out, "why      {} ranks, {} tokens, {} {}: path {} and store {} ({})\n",
+                 point.ranks, fmt::join(point.tokens, ","), path.layout, path.variant, path.path,
+                 path.store, path.reason);
     }
   }
 }

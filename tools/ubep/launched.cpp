@@ -53,6 +53,56 @@ bool claim(const std::string& name) {
          errno != EADDRINUSE;
 }
 
+struct GivenOption {
+  std::string name;
+  float value;  // a hash of what was given: exact in fp32
+};
+
+// Everything but where the result goes.
+std::vector<GivenOption> given_options(const CLI::App& app) {
+  std::vector<GivenOption> given;
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->get_name() == "--json" || option->get_name() == "--help") continue;
+    std::string text;
+    for (const std::string& value : option->results()) text += value + '\n';
+    const std::size_t hash = std::hash<std::string>{}(text) % (1 << 24);
+    given.push_back({option->get_name(), static_cast<float>(hash)});
+  }
+  return given;
+}
+
+// Collective: every rank shows every rank what it was given, as a token.
+void agree_on_options(const CLI::App& app, Bootstrap bootstrap) {
+  bootstrap.job += "/options";
+  const std::vector<GivenOption> given = given_options(app);
+  std::vector<float> x;
+  for (const GivenOption& option : given) x.push_back(option.value);
+  const auto width = static_cast<std::int64_t>(x.size());
+  CommunicatorOptions options;
+  options.num_experts = options.max_topk = bootstrap.size;
+  options.max_tokens = 1;
+  options.max_hidden = static_cast<int>(width);
+  options.max_dtype = DType::fp32;
+  auto comm = Communicator::create(bootstrap, options);
+  std::vector<std::int32_t> everyone(static_cast<std::size_t>(bootstrap.size));
+  std::iota(everyone.begin(), everyone.end(), 0);
+  const std::vector<float> weights(everyone.size(), 0.0F);
+  Handle handle;
+  must(comm.dispatch({x.data(), 1, width, DType::fp32}, {everyone, weights, bootstrap.size}, {},
+                     handle));
+  std::string difference;
+  const auto* first = reinterpret_cast<const float*>(handle.received().row(0));
+  for (int rank = 1; rank < bootstrap.size; ++rank) {
+    const auto* row = reinterpret_cast<const float*>(handle.received().row(rank));
+    for (std::size_t i = 0; i < given.size() && difference.empty(); ++i) {
+      if (row[i] == first[i]) continue;
+      difference = fmt::format("{} differs between rank 0 and rank {}", given[i].name, rank);
+    }
+  }
+  must(comm.combine(handle, {.out = {x.data(), 1, width, DType::fp32}}));
+  if (!difference.empty()) throw InputError(difference + ": expected the same on all ranks");
+}
+
 }  // namespace
 
 bool under_launcher() {
@@ -73,6 +123,7 @@ void take_world(const CLI::App& app, int& ranks) {
                                  bootstrap.size, bootstrap.launcher));
   }
   ranks = bootstrap.size;
+  agree_on_options(app, bootstrap);
 }
 
 // Rank 0 sends the place of its memory file to all others, as a token that every rank's expert

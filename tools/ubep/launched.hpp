@@ -19,7 +19,8 @@ namespace ubep::tools {
 // A shell in a Slurm step has the variables of a world of one rank: that one may fork its ranks.
 bool under_launcher();
 
-// Sets `ranks` to the launcher's number. Throws InputError when --ranks says another one.
+// Under a launcher, collective: sets `ranks` to its number. Throws InputError when --ranks says
+// another one, or when ranks were given different options.
 void take_world(const CLI::App& app, int& ranks);
 
 // Collective: a memory file of `bytes` zeros, the same for all ranks; the caller closes it.

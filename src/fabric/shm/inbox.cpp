@@ -10,6 +10,7 @@
 #include <cstring>
 #include <utility>
 
+#include "fabric/shm/memory_limit.hpp"
 #include "ubep/status.hpp"
 
 namespace ubep {
@@ -35,6 +36,7 @@ Inbox Inbox::create(std::uint64_t bytes) {
   Inbox inbox;
   inbox.bytes_ = bytes;
   inbox.pid_ = getpid();
+  check_file_size(bytes);
   inbox.fd_ = memfd_create("ubep-inbox", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (inbox.fd_ < 0) fail("memfd_create", bytes);
   if (ftruncate(inbox.fd_, static_cast<off_t>(bytes)) != 0) fail("ftruncate", bytes);

@@ -1,10 +1,15 @@
 #include "fabric/shm/memory_limit.hpp"
 
+#include <fmt/format.h>
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <limits>
 #include <string>
+
+#include "ubep/status.hpp"
 
 namespace ubep {
 namespace {
@@ -51,5 +56,15 @@ std::uint64_t cgroup_available() {
 }  // namespace
 
 std::uint64_t available_memory_bytes() { return std::min(meminfo_available(), cgroup_available()); }
+
+void check_file_size(std::uint64_t bytes) {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+  if (bytes <= limit.rlim_cur) return;
+  throw Error(ErrorCode::setup,
+              fmt::format("shared memory of {} MiB is beyond the file size that this process may "
+                          "have, {} MiB (ulimit -f)",
+                          bytes >> 20, limit.rlim_cur >> 20));
+}
 
 }  // namespace ubep

@@ -131,10 +131,13 @@ class Host {
     Peer() = default;
     Peer(const Peer&) = delete;
     Peer& operator=(const Peer&) = delete;
-    ~Peer() {
+    ~Peer() { drop(); }
+
+    void drop() {
       for (int fd : fds) {
         if (fd >= 0) ::close(fd);
       }
+      fds.clear();
     }
 
     Socket socket;
@@ -253,6 +256,8 @@ class Host {
   void hear_others(const Socket& listener) {
     const Deadline soon = std::min(request_.deadline, std::chrono::steady_clock::now() + kLinger);
     while (missing().size() > refused_missing_ && std::chrono::steady_clock::now() < soon) {
+      for (Peer& peer : peers_)
+        peer.drop();  // nobody gets them any more, and there may be too many
       try {
         accept_one(listener, soon);
       } catch (const Error&) {  // one complaint is enough: the first

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <utility>
 
+#include "fabric/shm/memory_limit.hpp"
 #include "ubep/status.hpp"
 
 namespace ubep {
@@ -45,6 +46,7 @@ Segment Segment::create(std::uint64_t bytes, int rank) {
   segment.bytes_ = bytes;
   segment.rank_ = rank;
   segment.pid_ = getpid();
+  check_file_size(bytes);
   segment.fd_ = memfd_create("ubep-segment", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (segment.fd_ < 0) fail("memfd_create", bytes);
   if (ftruncate(segment.fd_, static_cast<off_t>(bytes)) != 0) fail("ftruncate", bytes);

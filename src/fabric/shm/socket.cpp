@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -38,6 +39,15 @@ Address address_of(const std::string& abstract_name) {
   std::memcpy(address.un.sun_path + 1, abstract_name.data(), n);  // [0] stays 0: abstract
   address.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + n);
   return address;
+}
+
+[[noreturn]] void fail_of_files() {
+  rlimit limit = {};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  throw Error(ErrorCode::setup,
+              fmt::format("too many open files: this process may have {} (ulimit -n), and holds up "
+                          "to three for each rank",
+                          limit.rlim_cur));
 }
 
 constexpr std::size_t kMaxFds = 2 * kMaxRanks;  // segments and inboxes
@@ -94,7 +104,9 @@ bool Socket::wait_for(short events, Deadline deadline) const {
 
 Socket Socket::accept(Deadline deadline) const {
   if (!wait_for(POLLIN, deadline)) return {};
-  return Socket(::accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC));
+  const int fd = ::accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC);
+  if (fd < 0 && (errno == EMFILE || errno == ENFILE)) fail_of_files();
+  return Socket(fd);
 }
 
 bool Socket::same_user() const {
@@ -155,6 +167,8 @@ long Socket::receive(void* data, std::size_t bytes, std::vector<int>& fds,
   if (got > 0 && (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0) return got;
   for (int fd : fds) ::close(fd);  // nobody will look at them
   fds.clear();
+  // With room for all in `control`, only this process's limit can have cut the descriptors.
+  if ((message.msg_flags & MSG_CTRUNC) != 0) fail_of_files();
   return -1;
 }
 
