@@ -6,9 +6,10 @@ first=$(dirname "$UBEP_PREFIX")/first
 rm -rf "$first" "$UBEP_PREFIX"
 
 "$CMAKE" --install "$UBEP_BUILD" --prefix "$first" --component ubep-runtime >/dev/null
-unwanted=$(find "$first" -type f ! -name 'libubep.so.*' ! -path "$first/bin/ubep")
+unwanted=$(find "$first" -type f ! -name "libubep.so.*" ! -path "$first/bin/ubep" ! -name LICENSE)
 [ -z "$unwanted" ] || fail "component ubep-runtime has $unwanted"
 [ -z "$(find "$first" -name '*.so')" ] || fail "component ubep-runtime has the name for linking"
+[ -n "$(find "$first" -name LICENSE)" ] || fail "no licence"
 
 "$CMAKE" --install "$UBEP_BUILD" --prefix "$first" >/dev/null
 mv "$first" "$UBEP_PREFIX"
