@@ -190,6 +190,14 @@ struct Communicator::Impl {
     }
   }
 
+  // The rest of a dispatch that was started, or not.
+  Status complete(const Status& started, const HandleState& h, Clock::time_point until) {
+    if (!started.ok()) return started;
+    const Status status = finish(h, until);
+    if (status.ok()) probe_now_and_then(h);
+    return status;
+  }
+
   // Steps until the handle's latest operation is complete.
   Status finish(const HandleState& h, Clock::time_point until) {
     const Status status = insist([&h] { return state_of(h); }, until);
@@ -346,19 +354,16 @@ Status Communicator::dispatch(const ConstRows& x, const Routing& routing,
                               const DispatchOptions& options, Handle& handle) {
   Impl& impl = open();
   const auto until = impl.deadline();
-  const Status started =
-      impl.insist([&] { return start_dispatch(x, routing, options, handle); }, until);
-  if (!started.ok()) return started;
-  const Status status = impl.finish(*handle.state_, until);
-  if (status.ok()) impl.probe_now_and_then(*handle.state_);
-  return status;
+  return impl.complete(
+      impl.insist([&] { return start_dispatch(x, routing, options, handle); }, until),
+      *handle.state_, until);
 }
 
 Status Communicator::dispatch(const ConstRows& x, const Handle& cached, Handle& handle) {
   Impl& impl = open();
   const auto until = impl.deadline();
-  const Status status = impl.insist([&] { return start_dispatch(x, cached, handle); }, until);
-  return status.ok() ? impl.finish(*handle.state_, until) : status;
+  return impl.complete(impl.insist([&] { return start_dispatch(x, cached, handle); }, until),
+                       *handle.state_, until);
 }
 
 Status Communicator::combine(Handle& handle, const CombineArgs& args) {

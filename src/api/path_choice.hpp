@@ -1,6 +1,6 @@
 // What `automatic` becomes: the path of a dispatch and the store policy, by what was measured.
 //
-// docs/adr/0009-choice-of-path.md has the figures.
+// docs/adr/0010-choice-of-path.md has the figures.
 #pragma once
 
 #include <cstdint>

@@ -6,18 +6,13 @@ unset MASTER_ADDR MASTER_PORT TORCHELASTIC_RUN_ID UBEP_RENDEZVOUS
 
 # Starts some ranks of a world; the status is that of the worst.
 start_ranks() { # world, "ranks", command
-  local world=$1 ranks=$2 rank started=() worst=0 status
+  local world=$1 ranks=$2 rank started=()
   shift 2
   for rank in $ranks; do
     RANK=$rank WORLD_SIZE=$world timeout -k 5 50 "$@" &
     started+=($!)
   done
-  for rank in "${started[@]}"; do
-    wait "$rank"
-    status=$?
-    [ "$status" -le "$worst" ] || worst=$status
-  done
-  return "$worst"
+  worst_of "${started[@]}"
 }
 by_hand() {
   local world=$1

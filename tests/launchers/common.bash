@@ -28,6 +28,17 @@ launch() { # ranks, command
   timeout -k 5 60 "${launcher[@]}" "$ranks" "$@"
 }
 
+# Waits for these processes; the status is the worst of theirs.
+worst_of() {
+  local process status worst=0
+  for process in "$@"; do
+    wait "$process"
+    status=$?
+    [ "$status" -le "$worst" ] || worst=$status
+  done
+  return "$worst"
+}
+
 # The checks' outcome of a report in JSON.
 outcome() { grep -E '"(passed|mismatches|calc_diff|tokens|ranks)"' -A5 "$1" | grep -v us; }
 

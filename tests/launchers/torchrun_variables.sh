@@ -4,19 +4,14 @@
 source "$2/tests/launchers/common.bash"
 export TORCHELASTIC_RUN_ID=none TORCHELASTIC_RESTART_COUNT=0 MASTER_ADDR=127.0.0.1
 launch() { # as the agent does: each rank in a session of its own, a port per job
-  local world=$1 rank started=() worst=0 status port=$((20000 + BASHPID % 10000))
+  local world=$1 rank started=() port=$((20000 + BASHPID % 10000))
   shift
   for rank in $(seq 0 $((world - 1))); do
     MASTER_PORT=$port RANK=$rank WORLD_SIZE=$world LOCAL_WORLD_SIZE=$world \
       setsid --wait timeout -k 5 50 "$@" &
     started+=($!)
   done
-  for rank in "${started[@]}"; do
-    wait "$rank"
-    status=$?
-    [ "$status" -le "$worst" ] || worst=$status
-  done
-  return "$worst"
+  worst_of "${started[@]}"
 }
 rank_of='$RANK'
 check_launcher

@@ -12,6 +12,7 @@
 #include "tools/ubep/bench_options.hpp"
 #include "tools/ubep/bench_rank.hpp"
 #include "tools/ubep/exit_code.hpp"
+#include "tools/ubep/forked.hpp"
 #include "tools/ubep/input_error.hpp"
 #include "tools/ubep/launched.hpp"
 #include "tools/ubep/numbers.hpp"
@@ -243,29 +244,15 @@ Point collect(Stage& stage, const BenchPlan& plan) {
   return point;
 }
 
-// One point: forks the ranks. Returns the exit code; a failure prints its one line.
+// One point: forks the ranks. Returns the exit code.
 int run_point(const BenchPlan& plan, Point& point) {
-  Stage stage(static_cast<int>(plan.tokens.size()), stage_doubles(plan));
-  const auto statuses = fork_ranks(
-      static_cast<int>(plan.tokens.size()),
-      [&](const Bootstrap& bootstrap) { return run_bench_rank(bootstrap, plan, stage); },
-      [&](int rank, int status) {
-        if (status > 128) {
-          stage.fail(kPeerLost, fmt::format("rank {} was killed by signal {}", rank, status - 128));
-        }
-      });
-  if (stage.failed()) {
-    fmt::print(stderr, "ubep bench: {}\n", stage.text());
-    return stage.exit_code();
-  }
-  for (std::size_t r = 0; r < statuses.size(); ++r) {
-    if (statuses[r] != 0) {
-      fmt::print(stderr, "ubep bench: rank {} ended with status {}\n", r, statuses[r]);
-      return kCheckFailed;
-    }
-  }
-  point = collect(stage, plan);
-  return kOk;
+  const auto ranks = static_cast<int>(plan.tokens.size());
+  Stage stage(ranks, stage_doubles(plan));
+  const int code = run_on_stage(stage, ranks, "ubep bench", [&](const Bootstrap& bootstrap) {
+    return run_bench_rank(bootstrap, plan, stage);
+  });
+  if (code == kOk) point = collect(stage, plan);
+  return code;
 }
 
 // One point as one rank of a launcher's. Only rank 0 fills the point.

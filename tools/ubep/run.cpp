@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "tools/ubep/exit_code.hpp"
+#include "tools/ubep/forked.hpp"
 #include "tools/ubep/input_error.hpp"
 #include "tools/ubep/launched.hpp"
 #include "tools/ubep/numbers.hpp"
@@ -268,25 +269,11 @@ void write_sums(const RunOptions& options, const Layer& layer, Stage& stage) {
 
 int run_forked(const RunOptions& options, const Layer& layer) {
   Stage stage(options.ranks, doubles_of(options, layer));
-  const auto body = [&](const Bootstrap& bootstrap) {
+  const int code = run_on_stage(stage, options.ranks, "ubep run", [&](const Bootstrap& bootstrap) {
     return run_one(bootstrap, options, layer, stage);
-  };
-  const auto statuses = fork_ranks(options.ranks, body, [&](int rank, int status) {
-    if (status > 128) {
-      stage.fail(kPeerLost, fmt::format("rank {} was killed by signal {}", rank, status - 128));
-    }
   });
-  if (stage.failed()) {
-    fmt::print(stderr, "ubep run: {}\n", stage.text());
-    return stage.exit_code();
-  }
-  for (std::size_t r = 0; r < statuses.size(); ++r) {
-    if (statuses[r] == 0) continue;
-    fmt::print(stderr, "ubep run: rank {} ended with status {}\n", r, statuses[r]);
-    return kCheckFailed;
-  }
-  write_sums(options, layer, stage);
-  return kOk;
+  if (code == kOk) write_sums(options, layer, stage);
+  return code;
 }
 
 // As one rank of a launcher's; rank 0 writes the file.

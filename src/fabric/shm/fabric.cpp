@@ -30,7 +30,8 @@ std::unique_ptr<ShmFabric> ShmFabric::join(const JoinRequest& request,
   const auto bytes = request.segment_bytes[static_cast<std::size_t>(request.rank)];
   auto own = std::make_shared<Segment>(Segment::create(bytes, request.rank));
   if (!request.inbox_bytes.empty()) {
-    own->set_inbox(Inbox::create(request.inbox_bytes[static_cast<std::size_t>(request.rank)]));
+    own->set_inbox(SharedFile::create(kInboxFile,
+                                      request.inbox_bytes[static_cast<std::size_t>(request.rank)]));
   }
   ProbeResult probe;
   Segments segments =

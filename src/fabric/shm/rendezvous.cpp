@@ -100,7 +100,8 @@ std::shared_ptr<Segment> attach_peer(const JoinRequest& request, int rank, int* 
   auto segment = std::make_shared<Segment>(
       Segment::attach(std::exchange(fds[0], -1), request.segment_bytes[i], rank));
   if (!request.inbox_bytes.empty() && request.inbox_bytes[i] != 0) {
-    segment->set_inbox(Inbox::attach(std::exchange(fds[1], -1), request.inbox_bytes[i], rank));
+    segment->set_inbox(
+        SharedFile::attach(kInboxFile, std::exchange(fds[1], -1), request.inbox_bytes[i], rank));
   }
   return segment;
 }
