@@ -11,7 +11,7 @@ from pathlib import Path
 from checklib import CPP_SUFFIXES, files, line_of, main, split_cpp
 
 METHODS = (
-    r"load_acquire|store_release|store_flag|load_flag|fetch_add_acq_rel|try_claim"
+    r"load_acquire|store_release|store_flag|signal|load_flag|fetch_add_acq_rel|try_claim"
     r"|compare_exchange\w*|store_fence|order"
 )
 MARKERS = ("publishes:", "acquires:", "claims:", "orders:")

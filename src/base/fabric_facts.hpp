@@ -23,7 +23,7 @@ enum class Ordering : std::uint8_t {
   before_flag,  // my data stores, non-temporal ones included, before my next flag
 };
 
-// Work that the engine is about to do; costs nothing on a real fabric.
+// Work of the engine on its own memory; costs nothing on a real fabric.
 struct Work {
   enum class Kind : std::uint8_t { plan, copy, reduce };
   Kind kind = Kind::copy;
@@ -32,6 +32,7 @@ struct Work {
 
 struct FabricFacts {
   bool mapped = false;             // acquire() is an address computation
+  bool moves_rows = true;          // false: rows have addresses, but nothing lies there
   std::uint32_t atomic_bytes = 8;  // aligned stores of this size are never torn
   bool ordered_stores = false;     // plain stores become visible in order
   Placement placement = Placement::unknown;

@@ -59,7 +59,7 @@ void EngineImpl<F>::add_output_tiles(Op& op) {
   const std::byte* shared = fabric_.claim(area);
   if (!owner && op.own_y.data == shared && h.routed->options.path != Path::bsp) {
     const auto rows = static_cast<std::uint64_t>(h.routed->receive.num_rows);
-    fabric_.commit(own().y(h.slot, stride, 0, rows));
+    fabric_.commit(own().y(h.slot, stride, 0, rows), Store::near);
     return;
   }
   for (int q = 0; q < config_.size; ++q) {
@@ -86,7 +86,7 @@ void EngineImpl<F>::sum_choices(const Op& op, int q, std::uint32_t row, std::byt
                    .weights = weights.data(),
                    .hidden = static_cast<std::size_t>(h.hidden),
                    .dtype = h.dtype};
-  sum_rows_with(q == rank_ ? Store::near : h.store, sum, out);
+  if (fabric_.facts().moves_rows) sum_rows_with(q == rank_ ? Store::near : h.store, sum, out);
 }
 
 template <Fabric F>
@@ -108,19 +108,19 @@ int EngineImpl<F>::send_outputs(Op& op, Tile& tile) {
     if (back) {
       const std::uint64_t first = h.routed->first_entry[tile.peer];
       const Range range = layout(q).back(h.slot, stride, first + tile.next, 1);
-      copy_with(h.store, fabric_.claim_at(q, range), op.own_y.row(static_cast<std::int64_t>(row)),
-                bytes);
-      fabric_.commit_at(q, range);
+      copy_row(h.store, fabric_.claim_at(q, range), op.own_y.row(static_cast<std::int64_t>(row)),
+               bytes);
+      fabric_.commit_at(q, range, h.store);
       continue;
     }
     const Range range = own().y(h.slot, stride, row, 1);
     const bool keep_private = q == rank_ && h.store == Store::far;
     std::byte* to = keep_private ? slot_of(h).rows.data() + row * stride : fabric_.claim(range);
     owner ? sum_choices(op, q, tile.next, to)
-          : copy_with(h.store, to, op.own_y.row(static_cast<std::int64_t>(row)), bytes);
-    if (!keep_private) fabric_.commit(range);
+          : copy_row(h.store, to, op.own_y.row(static_cast<std::int64_t>(row)), bytes);
+    if (!keep_private) fabric_.commit(range, q == rank_ ? Store::near : h.store);
   }
-  owner ? fabric_.work({Work::Kind::reduce, done}) : note_copied(op, done);
+  owner ? fabric_.work({Work::Kind::reduce, done}) : op.copied.add_relaxed(done);
   fabric_.order(Ordering::before_flag);  // orders: this lane's streamed rows before the tile's end
   return static_cast<int>(tile.end - begin);
 }
@@ -323,7 +323,7 @@ int EngineImpl<F>::reduce_tokens(Op& op, Tile& tile) {
                      .hidden = static_cast<std::size_t>(h.hidden),
                      .dtype = h.dtype};
     fabric_.work({Work::Kind::reduce, token.count * static_cast<std::uint64_t>(h.x.row_bytes())});
-    sum_rows(sum, op.args.out.row(tile.next));
+    if (fabric_.facts().moves_rows) sum_rows(sum, op.args.out.row(tile.next));
     h.valid[tile.next] = token.complete ? 1 : 0;
     if (fabric_.facts().mapped) continue;
     for (std::uint32_t i = plan.ref_begin[tile.next]; i < plan.ref_begin[tile.next + 1]; ++i) {

@@ -26,7 +26,7 @@ Status EngineImpl<F>::next_slot(bool uses_input, std::uint64_t& epoch) const {
     status.what = "the slot is leased: combine or release an earlier dispatch first";
     return status;
   }
-  if (epoch <= slots_.size()) return {};
+  if (epoch - first_ <= slots_.size()) return {};
   status.word = Word::done;
   status.expected = epoch - slots_.size();
   for (int p = config_.size - 1; p >= 0; --p) {
@@ -173,7 +173,7 @@ void EngineImpl<F>::add_token_tiles(Op& op, bool in_slot) {
   const HandleState& h = *op.handle;
   const std::uint32_t tokens = op.line.tokens;
   if (in_slot) {
-    fabric_.commit(own().x(h.slot, stride_of(h), 0, tokens));
+    fabric_.commit(own().x(h.slot, stride_of(h), 0, tokens), Store::near);
     return;
   }
   fabric_.prepare(own().x(h.slot, stride_of(h), 0, tokens));
@@ -188,17 +188,17 @@ void EngineImpl<F>::write_record(const HandleState& h) {
   const SendPlan& plan = h.routed->send;
   const Range head = own().offsets(h.slot);
   std::memcpy(fabric_.claim(head), plan.off.data(), head.bytes);
-  fabric_.commit(head);
+  fabric_.commit(head, Store::near);
   if (config_.push && is_by_expert(h.routed->shape.layout)) {
     const Range counts = own().counts(h.slot, plan.group_rows.size());
     std::memcpy(fabric_.claim(counts), plan.group_rows.data(), counts.bytes);
-    fabric_.commit(counts);
+    fabric_.commit(counts, Store::near);
   }
   const Range body = own().entries(h.slot, 0, plan.entries.size());
   const auto bytes = std::as_bytes(std::span(plan.entries));
   if (!bytes.empty()) copy_with(h.store, fabric_.claim(body), bytes.data(), bytes.size());
+  fabric_.commit(body, h.store);
   fabric_.order(Ordering::before_flag);  // orders: streamed entries before pub
-  fabric_.commit(body);
 }
 
 // Where received rows go and where outputs are written, by the store policy.
@@ -223,11 +223,11 @@ int EngineImpl<F>::send_tokens(Op& op, Tile& tile) {
   for (; tile.next < tile.end; ++tile.next) {
     if (!all && h.routed->send.crosses[tile.next] == 0) continue;
     const Range range = own().x(h.slot, stride, tile.next, 1);
-    copy_with(h.store, fabric_.claim(range), h.x.row(tile.next), bytes);
-    fabric_.commit(range);
+    copy_row(h.store, fabric_.claim(range), h.x.row(tile.next), bytes);
+    fabric_.commit(range, h.store);
     copied += bytes;
   }
-  note_copied(op, copied);
+  op.copied.add_relaxed(copied);
   fabric_.order(Ordering::before_flag);  // orders: this lane's streamed rows before the tile's end
   return static_cast<int>(tile.end - begin);
 }

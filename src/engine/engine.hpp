@@ -48,6 +48,8 @@ struct EngineOptions {
   // A pushing source sums its bases itself while ranks x experts is at most this; beyond it, it
   // waits for the owners' tables.
   std::int64_t most_counts = 16 * 1024;
+  // Epochs and sequence numbers go on from here; on all ranks the same.
+  std::uint64_t epoch = 0;
 };
 
 // Bytes of a rank's private row areas.

@@ -59,10 +59,8 @@ class EngineImpl final : public Engine {
   Op* find(const HandleState& handle) const;
   Op& free_op();
   int run_send_tiles(Op& op);
-  // Any lane, before its tile ends.
-  void note_copied(Op& op, std::uint64_t bytes) {
-    op.copied.add_relaxed(bytes);
-    fabric_.work({Work::Kind::copy, bytes});
+  void copy_row(Store store, std::byte* to, const std::byte* from, std::size_t bytes) const {
+    if (fabric_.facts().moves_rows) copy_with(store, to, from, bytes);
   }
   int run_tiles(Op& op);
   int advance(Op& op);
@@ -161,8 +159,9 @@ class EngineImpl final : public Engine {
   std::array<const std::byte*, kMaxSlots> mapped_views_ = {};  // all ranks' x of a slot
   std::vector<std::unique_ptr<Op>> ops_;                       // in no order; `order_` is
   std::vector<Op*> order_;                                     // started, oldest first
-  std::uint64_t seq_ = 0;                                      // last used
-  std::uint64_t epoch_ = 0;                                    // last used
+  std::uint64_t first_;                                        // EngineOptions::epoch
+  std::uint64_t seq_;                                          // last used
+  std::uint64_t epoch_;                                        // last used
   bool input_reserved_ = false;
   bool input_in_slot_ = false;
   const void* input_data_ = nullptr;
@@ -182,7 +181,10 @@ EngineImpl<F>::EngineImpl(F& fabric, const EngineOptions& options)
       store_(options.store),
       most_counts_(options.most_counts),
       rank_(fabric.rank()),
-      slots_(static_cast<std::size_t>(config_.slots)) {
+      slots_(static_cast<std::size_t>(config_.slots)),
+      first_(options.epoch),
+      seq_(options.epoch),
+      epoch_(options.epoch) {
   for (int r = 0; r < config_.size; ++r) layouts_.emplace_back(config_, r);
   for (Slot& slot : slots_) {
     slot.x = PrivateRows(own().x_area_bytes());
@@ -382,7 +384,7 @@ void EngineImpl<F>::publish_op_line(const OpLine& line) {
   std::byte* place = fabric_.claim(range);
   constexpr std::size_t kSeq = sizeof(line.seq);
   std::memcpy(place + kSeq, reinterpret_cast<const std::byte*>(&line) + kSeq, sizeof(line) - kSeq);
-  fabric_.commit(range);
+  fabric_.commit(range, Store::near);
   // publishes: the rest of the op line, to agree_on_op() of every peer; without the order a peer
   // would compare with the line of 4N operations ago.
   fabric_.store_flag(range.offset, line.seq);
@@ -416,16 +418,13 @@ bool EngineImpl<F>::agree_on_op(Op& op, int q) {
   return false;
 }
 
-// Whether a word of rank q has reached `value`. When q is lost and it has not, q is given up.
+// Whether a word of rank q has reached `value`. When q is lost and it has not, q is given up: the
+// look comes after the verdict, because both belong to the control part.
 template <Fabric F>
 bool EngineImpl<F>::announced(Op& op, int q, std::uint64_t word_offset, std::uint64_t value) {
   // acquires: what q stored before the word (op line, record and rows, or outputs and bases).
-  std::uint64_t seen = fabric_.load_flag(q, word_offset);
-  if (seen < value && (lost_ & bit(q)) != 0) {
-    // acquires: as above; q may have set it between our look and its end, and then took part.
-    seen = fabric_.load_flag(q, word_offset);
-    if (seen < value) give_up_on(op, q);
-  }
+  const std::uint64_t seen = fabric_.load_flag(q, word_offset);
+  if (seen < value && (lost_ & bit(q)) != 0) give_up_on(op, q);
   if (seen <= value) return seen == value;
   Status status = status_of(op, Code::corrupt);
   const bool released = op.line.kind == OpKind::combine && value == 2 * op.line.epoch &&

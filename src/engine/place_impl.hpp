@@ -120,6 +120,7 @@ template <Fabric F>
 void EngineImpl<F>::zero_padding(const HandleState& h) {
   const ReceivePlan& plan = h.routed->receive;
   if (h.routed->options.expert_alignment == 1 || plan.expert_counts.empty()) return;
+  if (!fabric_.facts().moves_rows) return;
   const std::uint64_t stride = stride_of(h);
   auto* rows = const_cast<std::byte*>(h.received.base);
   for (std::size_t e = 0; e < plan.expert_counts.size(); ++e) {
@@ -140,7 +141,7 @@ void EngineImpl<F>::publish_bases(const HandleState& h) {
   const Range first = own().bases(h.slot, 0, static_cast<std::uint64_t>(plan.groups));
   const Range all{first.offset, plan.bases.size() * sizeof(std::uint32_t)};
   std::memcpy(fabric_.claim(all), plan.bases.data(), all.bytes);
-  fabric_.commit(all);
+  fabric_.commit(all, Store::near);
   if (!config_.push || sums_bases()) return;
   // publishes: the base table, to find_bases() of every source that pushes; without the order rows
   // would be put where those of an earlier epoch lay.
@@ -182,12 +183,13 @@ int EngineImpl<F>::pull_rows(Op& op, Tile& tile) {
                                 ? fabric_.inbox(own().rows(h.slot, stride, window + tile.next, 1))
                                 : fabric_.acquire(q, range);
     if (from == nullptr) break;
-    copy_with(store, rows + to * stride, from, bytes);
+    copy_row(store, rows + to * stride, from, bytes);
     copied += bytes;
     if (q != rank_ && !tile.pushed) fabric_.release(q, range);
   }
   fabric_.order(Ordering::before_flag);  // orders: this lane's streamed rows before the tile's end
-  note_copied(op, copied);
+  op.copied.add_relaxed(copied);
+  fabric_.work({Work::Kind::copy, copied});
   return static_cast<int>(tile.next - begin);
 }
 

@@ -134,18 +134,18 @@ int EngineImpl<F>::push_rows(Op& op, Tile& tile) {
       if (limit != 0 && to >= (group + 1) * limit) continue;  // beyond the expert's capacity
     }
     const Range range = layout(owner).rows(h.slot, stride, to, 1);
-    copy_with(h.store, fabric_.claim_at(owner, range), h.x.row(out.row_token[tile.next]), bytes);
-    fabric_.commit_at(owner, range);
+    copy_row(h.store, fabric_.claim_at(owner, range), h.x.row(out.row_token[tile.next]), bytes);
+    fabric_.commit_at(owner, range, h.store);
     copied += bytes;
   }
-  note_copied(op, copied);
+  op.copied.add_relaxed(copied);
   fabric_.order(Ordering::before_flag);  // orders: this lane's streamed rows before the tile's end
   const std::uint32_t done = tile.end - begin;
   // publishes: this lane's rows, to the lane that puts the last one.
   if (op.left[tile.peer].subtract_acq_rel(done) == 0) {
     // publishes: all my rows of this epoch, to look_for_rows() of their owner; without the order it
     // would show rows of an earlier epoch.
-    fabric_.store_flag(own().sent(h.slot, owner), op.line.epoch);
+    fabric_.signal(owner, own().sent(h.slot, owner), op.line.epoch);
   }
   return static_cast<int>(done);
 }
@@ -205,8 +205,8 @@ void EngineImpl<F>::leave_rows(Op& op) {
     const std::byte* from = h.x.row(token);
     std::byte* to = fabric_.claim(range);
     // input() may have handed out the place itself.
-    if (to != from) copy_with(h.store, to, from, static_cast<std::size_t>(h.x.row_bytes()));
-    fabric_.commit(range);
+    if (to != from) copy_row(h.store, to, from, static_cast<std::size_t>(h.x.row_bytes()));
+    fabric_.commit(range, h.store);
   }
   fabric_.order(Ordering::before_flag);  // orders: the streamed rows before `out`
 }
@@ -224,7 +224,7 @@ void EngineImpl<F>::zero_rows(Op& op, int q) {
   for (std::uint32_t i = 0; i < source.num_rows(); ++i) {
     const std::uint64_t to = in_window ? window + i : row_index(h, q, i, group);
     if (op.line.capacity != 0 && to >= (group + 1) * std::uint64_t{op.line.capacity}) continue;
-    std::memset(rows + to * stride, 0, stride);
+    if (fabric_.facts().moves_rows) std::memset(rows + to * stride, 0, stride);
   }
 }
 

@@ -8,16 +8,18 @@
 //                  for it any more, and a later acquire must see later bytes.
 // prepare          own bytes that will be written soon, from the start of an area: resident now.
 // claim/commit     own bytes for writing, always at the same address; after commit and the next
-//                  flag peers may acquire them.
+//                  flag peers may acquire them. commit says how they were stored: far ones need an
+//                  order() of the same lane before the flag.
 // inbox            own bytes that peers put rows into; null when nobody pushes.
 // claim_at/commit_at  bytes of a peer's inbox for writing (any lane, each byte once); after
-// commit_at
-//                  and the next own flag that peer finds them in its inbox.
+//                  commit_at and the next own flag that peer finds them in its inbox.
 // load_flag        acquires: everything the writer of that value stored before it is visible.
 // store_flag       publishes: everything stored (and committed) before.
+// signal           a flag that only one peer looks at; publishes what was put into its inbox.
 // order            an ordering by name, called by each lane that stored data.
 // progress         moves transfers on; returns the work done. Never waits.
-// work             tells what the engine is about to do; virtual time in a simulator.
+// work             tells of work on own memory that no other call tells of; virtual time in a
+//                  simulator.
 // peer_state       looks once at a peer; the cost of a system call at most.
 #pragma once
 
@@ -30,27 +32,29 @@
 namespace ubep {
 
 template <class F>
-concept Fabric = requires(F& fabric, const F& facts_of, int rank, Range range, std::uint64_t offset,
-                          std::uint64_t value, Ordering ordering, Work work, PeerState state) {
-  { facts_of.facts() } -> std::convertible_to<const FabricFacts&>;
-  { facts_of.rank() } -> std::same_as<int>;
-  { facts_of.size() } -> std::same_as<int>;
-  { fabric.acquire(rank, range) } -> std::same_as<const std::byte*>;
-  { fabric.release(rank, range) } -> std::same_as<void>;
-  { fabric.abandon(rank, range) } -> std::same_as<void>;
-  { fabric.prepare(range) } -> std::same_as<void>;
-  { fabric.claim(range) } -> std::same_as<std::byte*>;
-  { fabric.commit(range) } -> std::same_as<void>;
-  { fabric.inbox(range) } -> std::same_as<std::byte*>;
-  { fabric.claim_at(rank, range) } -> std::same_as<std::byte*>;
-  { fabric.commit_at(rank, range) } -> std::same_as<void>;
-  { fabric.load_flag(rank, offset) } -> std::same_as<std::uint64_t>;
-  { fabric.store_flag(offset, value) } -> std::same_as<void>;
-  { fabric.order(ordering) } -> std::same_as<void>;
-  { fabric.progress() } -> std::same_as<int>;
-  { fabric.work(work) } -> std::same_as<void>;
-  { fabric.peer_state(rank) } -> std::same_as<PeerState>;
-  { fabric.set_state(state) } -> std::same_as<void>;
-};
+concept Fabric =
+    requires(F& fabric, const F& facts_of, int rank, Range range, std::uint64_t offset,
+             std::uint64_t value, Store store, Ordering ordering, Work work, PeerState state) {
+      { facts_of.facts() } -> std::convertible_to<const FabricFacts&>;
+      { facts_of.rank() } -> std::same_as<int>;
+      { facts_of.size() } -> std::same_as<int>;
+      { fabric.acquire(rank, range) } -> std::same_as<const std::byte*>;
+      { fabric.release(rank, range) } -> std::same_as<void>;
+      { fabric.abandon(rank, range) } -> std::same_as<void>;
+      { fabric.prepare(range) } -> std::same_as<void>;
+      { fabric.claim(range) } -> std::same_as<std::byte*>;
+      { fabric.commit(range, store) } -> std::same_as<void>;
+      { fabric.inbox(range) } -> std::same_as<std::byte*>;
+      { fabric.claim_at(rank, range) } -> std::same_as<std::byte*>;
+      { fabric.commit_at(rank, range, store) } -> std::same_as<void>;
+      { fabric.load_flag(rank, offset) } -> std::same_as<std::uint64_t>;
+      { fabric.store_flag(offset, value) } -> std::same_as<void>;
+      { fabric.signal(rank, offset, value) } -> std::same_as<void>;
+      { fabric.order(ordering) } -> std::same_as<void>;
+      { fabric.progress() } -> std::same_as<int>;
+      { fabric.work(work) } -> std::same_as<void>;
+      { fabric.peer_state(rank) } -> std::same_as<PeerState>;
+      { fabric.set_state(state) } -> std::same_as<void>;
+    };
 
 }  // namespace ubep

@@ -31,7 +31,7 @@ std::vector<std::byte> pattern(std::uint64_t bytes, std::uint64_t seed) {
 template <class F>
 void publish(F& fabric, Range range, const std::vector<std::byte>& bytes) {
   if (!bytes.empty()) std::memcpy(fabric.claim(range), bytes.data(), bytes.size());
-  fabric.commit(range);
+  fabric.commit(range, Store::near);
 }
 
 // Calls `ready` between progress() until it holds. Throws when that takes too long.
@@ -172,7 +172,7 @@ TYPED_TEST(FabricTest, APartOfWhatWasClaimedMayBeCommitted) {
   TypeParam group = this->make(2);
   const auto data = pattern(1024, 4);
   std::memcpy(group.rank(0).claim({kData, 1024}), data.data(), 1024);
-  group.rank(0).commit({kData + 128, 256});
+  group.rank(0).commit({kData + 128, 256}, Store::near);
   group.rank(0).store_flag(kFlag, 1);
   await_flag(group.rank(1), 0, kFlag, 1);
   const auto got = fetch(group.rank(1), 0, {kData + 128, 256});
@@ -185,7 +185,7 @@ TYPED_TEST(FabricTest, ClaimingAgainGivesTheSameMemoryWithItsBytes) {
   const Range range{kData, 256};
   std::byte* first = group.rank(0).claim(range);
   std::memcpy(first, pattern(256, 1).data(), 256);
-  group.rank(0).commit(range);
+  group.rank(0).commit(range, Store::near);
   group.rank(0).store_flag(kFlag, 1);
   EXPECT_EQ(group.rank(0).claim(range), first);
   EXPECT_EQ(group.rank(0).claim({kData + 64, 8}), first + 64);
@@ -315,8 +315,8 @@ TYPED_TEST(FabricTest, ThreadsHandBlocksOver) {
       copy_with(epoch % 2 == 0 ? Store::far : Store::near, fabric.claim(kBlock), mine.data(),
                 mine.size());
       fabric.work({Work::Kind::copy, mine.size()});
+      fabric.commit(kBlock, Store::far);
       fabric.order(Ordering::before_flag);
-      fabric.commit(kBlock);
       fabric.store_flag(kFlag, epoch);
       for (int p = 0; p < kRanks; ++p) {
         await_flag(fabric, p, kFlag, epoch);

@@ -62,7 +62,7 @@ struct ForgedPeer {
 
   void write(Range range, const void* bytes) const {
     std::memcpy(fabric.claim(range), bytes, range.bytes);
-    fabric.commit(range);
+    fabric.commit(range, Store::near);
   }
   void start(const OpLine& line) const {
     write({layout.op(line.seq), sizeof(line)}, &line);

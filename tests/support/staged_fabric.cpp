@@ -145,7 +145,7 @@ std::byte* StagedFabric::claim(Range range) {
   return staging_.data() + range.offset;
 }
 
-void StagedFabric::commit(Range range) {
+void StagedFabric::commit(Range range, Store) {
   const std::lock_guard lock(world_.mutex_);
   check(rank_, range, "commit");
   const auto first = static_cast<std::ptrdiff_t>(range.offset / kClaimUnit);
@@ -178,7 +178,7 @@ std::byte* StagedFabric::claim_at(int rank, Range range) {
   return outgoing_[static_cast<std::size_t>(rank)].data() + range.offset;
 }
 
-void StagedFabric::commit_at(int rank, Range range) {
+void StagedFabric::commit_at(int rank, Range range, Store) {
   const std::lock_guard lock(world_.mutex_);
   check_inbox(rank, range, "commit_at");
   std::byte* bytes = outgoing_[static_cast<std::size_t>(rank)].data() + range.offset;

@@ -90,12 +90,13 @@ class StagedFabric {
   void abandon(int rank, Range range);
   void prepare(Range) const {}
   std::byte* claim(Range range);
-  void commit(Range range);
+  void commit(Range range, Store store = Store::near);
   std::byte* inbox(Range range);
   std::byte* claim_at(int rank, Range range);
-  void commit_at(int rank, Range range);
+  void commit_at(int rank, Range range, Store store = Store::near);
   std::uint64_t load_flag(int rank, std::uint64_t offset) const;
   void store_flag(std::uint64_t offset, std::uint64_t value);
+  void signal(int, std::uint64_t offset, std::uint64_t value) { store_flag(offset, value); }
   void order(Ordering) const {}
   int progress();
   void work(Work) const {}

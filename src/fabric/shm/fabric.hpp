@@ -30,13 +30,13 @@ class ShmFabric {
   // Makes the bytes resident up to a high-water mark per area (docs/adr/0006: in small pages).
   void prepare(Range range);
   std::byte* claim(Range range) { return own_ + range.offset; }
-  void commit(Range) const {}
+  void commit(Range, Store) const {}
 
   std::byte* inbox(Range range) { return claim_at(rank_, range); }
   std::byte* claim_at(int rank, Range range) {
     return inbox_[static_cast<std::size_t>(rank)] + range.offset;
   }
-  void commit_at(int, Range) const {}
+  void commit_at(int, Range, Store) const {}
 
   std::uint64_t load_flag(int rank, std::uint64_t offset) const {
     // acquires: what `rank` stored before this value; the caller says what that is.
@@ -46,6 +46,8 @@ class ShmFabric {
     // publishes: what this rank stored before; the caller says what that is.
     SharedWord(own_ + offset).store_release(value);
   }
+  // publishes: as store_flag() does; the word lies with all others.
+  void signal(int, std::uint64_t offset, std::uint64_t value) { store_flag(offset, value); }
   void order(Ordering) const { store_fence(); }  // orders: non-temporal stores before the flag
   int progress() const { return 0; }
   void work(Work) const {}
