@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Who may include whom: base < memory < {plan, protocol, fabric} < engine < api.
+"""Who may include whom: base < memory < {plan, protocol, fabric} < engine < api, and engine < sim.
 
 Files outside src/ that users could write themselves (tools, python, examples) see <ubep/...> only;
 nobody but tests sees tests/.
@@ -18,6 +18,7 @@ BELOW = {
     "fabric": {"base", "memory", "fabric"},
     "engine": {"base", "memory", "plan", "protocol", "fabric", "engine"},
     "api": {"base", "memory", "plan", "protocol", "fabric", "engine", "api"},
+    "sim": {"base", "memory", "plan", "protocol", "fabric", "engine", "sim"},
 }
 # The public headers that are vocabulary, not interface: every layer speaks it.
 VOCABULARY = {"ubep/export.hpp", "ubep/types.hpp", "ubep/status.hpp", "ubep/version.hpp"}
@@ -66,6 +67,8 @@ def allowed(source, target):
             return "a vocabulary header includes vocabulary headers only"
         return None
     if area in CLIENTS:
+        if area == "tools" and target.parts[:2] == ("src", "sim"):
+            return None
         if public is None and target_area != area:
             return f"{area} includes <ubep/...> and its own files only"
         return None
@@ -73,11 +76,13 @@ def allowed(source, target):
     if public is not None:
         if layer == "api" or public in VOCABULARY:
             return None
-        if layer == "engine" and public in OPERATIONS:
+        if layer in ("engine", "sim") and public in OPERATIONS:
             return None
         return f"only api includes {public}; other layers: {', '.join(sorted(VOCABULARY))}"
     if target_area != "src":
         return f"src includes nothing of {target_area}"
+    if layer == "sim" and target.parts[:2] == ("src", "fabric") and len(target.parts) > 3:
+        return "sim must not depend on a real fabric"
     if target.parts[1] not in BELOW[layer]:
         return f"{layer} must not depend on {target.parts[1]}"
     return None

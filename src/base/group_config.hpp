@@ -10,6 +10,7 @@
 namespace ubep {
 
 inline constexpr int kMaxRanks = 64;
+inline constexpr int kMostRanks = 1024;  // simulated
 inline constexpr int kMaxTopk = 64;
 inline constexpr int kMaxSlots = 16;
 inline constexpr int kMaxExperts = 65535;

@@ -1,0 +1,209 @@
+#include "sim/fabric.hpp"
+
+#include <fmt/format.h>
+
+#include <cstring>
+
+#include "base/invariant.hpp"
+#include "base/math.hpp"
+#include "fabric/concept.hpp"
+#include "sim/world.hpp"
+
+namespace ubep::sim {
+
+static_assert(Fabric<SimFabric>);
+
+SimFabric::SimFabric(World& world, int rank) : world_(world), rank_(rank) {
+  const WorldOptions& options = world.options();
+  facts_.mapped = options.mapped;
+  facts_.moves_rows = options.memory.moves_rows;
+  facts_.ordered_stores = !options.memory.weak || options.memory.in_order;
+  facts_.atomic_bytes = options.memory.unit;
+}
+
+SimFabric::~SimFabric() {
+  for (auto& [place, fetch] : fetches_) GuardedCopies::all().drop(fetch.copy, place.bytes);
+}
+
+int SimFabric::size() const { return world_.options().ranks; }
+
+void SimFabric::check(std::uint64_t size, Range range, const char* call) const {
+  if (range.offset <= size && range.bytes <= size - range.offset) return;
+  broken_invariant(fmt::format("rank {}: {} of {} bytes at {}, there are {}", rank_, call,
+                               range.bytes, range.offset, size)
+                       .c_str());
+}
+
+void SimFabric::check_segment(int rank, Range range, const char* call) const {
+  check(world_.options().memory.segment_bytes[static_cast<std::size_t>(rank)], range, call);
+}
+
+void SimFabric::check_inbox(int rank, Range range, const char* call) const {
+  const std::vector<std::uint64_t>& inboxes = world_.options().memory.inbox_bytes;
+  check(inboxes.empty() ? 0 : inboxes[static_cast<std::size_t>(rank)], range, call);
+}
+
+const std::byte* SimFabric::acquire(int rank, Range range) {
+  check_segment(rank, range, "acquire");
+  if (facts_.mapped) {
+    if (rank != rank_ && range.bytes != 0) world_.read(rank_, rank, range.bytes);
+    world_.memory_.absorb(rank_);
+    return world_.memory_.seen(rank_, rank) + range.offset;
+  }
+  const auto [at, is_new] = fetches_.try_emplace({rank, range.offset, range.bytes});
+  Fetch& fetch = at->second;
+  if (is_new) {
+    Random& random = world_.random();
+    fetch.at = world_.now() + 2 * world_.latency(rank_, rank) +
+               random.up_to(world_.options().memory.delay) +
+               time_of(range.bytes, world_.options().pod.port);
+    fetch.read_late = random.one_in(2);
+    fetch.copy = GuardedCopies::all().make(range.bytes);
+    if (!fetch.read_late) read(at->first, fetch);
+    world_.queue_.at(fetch.at, world_.node(rank_), 0);
+  }
+  return fetch.arrived ? fetch.copy : nullptr;
+}
+
+void SimFabric::read(const Place& place, const Fetch& fetch) {
+  world_.memory_.absorb(rank_);
+  std::memcpy(fetch.copy, world_.memory_.seen(rank_, place.rank) + place.offset, place.bytes);
+}
+
+void SimFabric::release(int rank, Range range) {
+  if (facts_.mapped) return;
+  const auto found = fetches_.find({rank, range.offset, range.bytes});
+  if (found == fetches_.end() || !found->second.arrived) {
+    broken_invariant(fmt::format("rank {} releases {} bytes at {} of rank {}, not acquired", rank_,
+                                 range.bytes, range.offset, rank)
+                         .c_str());
+  }
+  GuardedCopies::all().drop(found->second.copy, range.bytes);
+  fetches_.erase(found);
+}
+
+void SimFabric::abandon(int rank, Range range) {
+  for (auto it = fetches_.begin(); it != fetches_.end();) {
+    const Place& place = it->first;
+    const bool inside = place.rank == rank && place.offset >= range.offset &&
+                        place.offset + place.bytes <= range.offset + range.bytes;
+    if (inside) GuardedCopies::all().drop(it->second.copy, place.bytes);
+    it = inside ? fetches_.erase(it) : std::next(it);
+  }
+}
+
+int SimFabric::progress() {
+  if (facts_.mapped) return 0;
+  world_.spend(world_.options().pod.lane.poll);
+  int done = 0;
+  for (auto& [place, fetch] : fetches_) {
+    if (fetch.arrived || fetch.at > world_.now()) continue;
+    if (fetch.read_late) read(place, fetch);
+    fetch.arrived = true;
+    ++done;
+  }
+  return done;
+}
+
+std::byte* SimFabric::claim(Range range) {
+  check_segment(rank_, range, "claim");
+  return world_.memory_.own(rank_) + range.offset;
+}
+
+void SimFabric::commit(Range range, Store store) {
+  check_segment(rank_, range, "commit");
+  world_.spend(time_of(range.bytes, world_.options().pod.lane.copy));
+  world_.memory_.commit(rank_, range, store, world_.loose());
+}
+
+std::byte* SimFabric::inbox(Range range) {
+  check_inbox(rank_, range, "inbox");
+  world_.memory_.absorb(rank_);
+  return world_.memory_.inbox(rank_) + range.offset;
+}
+
+std::byte* SimFabric::claim_at(int rank, Range range) {
+  if (rank == rank_) broken_invariant("a rank puts rows into its own inbox");
+  check_inbox(rank, range, "claim_at");
+  return world_.memory_.outgoing(rank_, rank) + range.offset;
+}
+
+void SimFabric::commit_at(int rank, Range range, Store store) {
+  check_inbox(rank, range, "commit_at");
+  if (range.bytes == 0) return;
+  const std::uint64_t put = world_.memory_.put(rank_, rank, range, store, world_.loose());
+  world_.send_put(rank_, rank, range.bytes, put);
+}
+
+std::uint64_t SimFabric::load_flag(int rank, std::uint64_t offset) const {
+  check_segment(rank, {offset, 8}, "load_flag");
+  world_.spend(world_.options().pod.lane.poll);
+  // acquires: as the concept says; memory_ lets the flag appear after what it announces.
+  return world_.memory_.load_flag(rank_, rank, offset);
+}
+
+void SimFabric::publish(int peer, std::uint64_t offset, std::uint64_t value, const char* call) {
+  check_segment(rank_, {offset, 8}, call);
+  world_.spend(world_.options().pod.lane.issue);
+  // acquires: nothing; the own word.
+  const std::uint64_t before = world_.memory_.load_flag(rank_, rank_, offset);
+  if (value <= before) {
+    broken_invariant(
+        fmt::format("rank {}: {} at {}: {} after {}", rank_, call, offset, value, before).c_str());
+  }
+  if (world_.keeps_transcript()) {
+    world_.note(rank_, fmt::format("{} = {}", world_.options().name_word(rank_, offset), value));
+  }
+  // publishes: as the concept says; memory_ keeps the order.
+  world_.memory_.store_flag(rank_, peer, offset, value,
+                            [this](int p) { return world_.latency(rank_, p); });
+}
+
+void SimFabric::store_flag(std::uint64_t offset, std::uint64_t value) {
+  publish(-1, offset, value, "store_flag");
+}
+
+void SimFabric::signal(int rank, std::uint64_t offset, std::uint64_t value) {
+  publish(rank, offset, value, "signal");
+}
+
+void SimFabric::order(Ordering) {
+  world_.spend(world_.options().pod.lane.fence);
+  // orders: what this lane stored past its caches, before the rank's next flags.
+  world_.memory_.order(rank_, world_.loose());
+}
+
+void SimFabric::work(Work work) {
+  const LaneCosts& lane = world_.options().pod.lane;
+  const std::uint64_t rate = work.kind == Work::Kind::plan   ? lane.plan
+                             : work.kind == Work::Kind::copy ? lane.copy
+                                                             : lane.reduce;
+  world_.spend(time_of(work.bytes, rate));
+}
+
+PeerState SimFabric::peer_state(int rank) const {
+  world_.spend(world_.options().pod.lane.poll);
+  // acquires: the peer's last words before it left or failed.
+  const std::uint64_t state = world_.memory_.load_flag(rank_, rank, Memory::kStateWord);
+  if (state != 0) return static_cast<PeerState>(state);
+  const bool dead = world_.is_dead(rank) && world_.memory_.has_all_of(rank_, rank);
+  return dead ? PeerState::dead : PeerState::live;
+}
+
+void SimFabric::set_state(PeerState state) {
+  if (state == PeerState::live) return;
+  world_.spend(world_.options().pod.lane.issue);
+  world_.note(rank_, fmt::format("state = {}", state == PeerState::left ? "left" : "failed"));
+  // publishes: all earlier words.
+  world_.memory_.store_flag(rank_, -1, Memory::kStateWord, static_cast<std::uint64_t>(state),
+                            [this](int p) { return world_.latency(rank_, p); });
+}
+
+std::string SimFabric::held() const {
+  if (fetches_.empty()) return "";
+  const Place& place = fetches_.begin()->first;
+  return fmt::format("rank {} still holds {} bytes at {} of rank {}", rank_, place.bytes,
+                     place.offset, place.rank);
+}
+
+}  // namespace ubep::sim

@@ -1,0 +1,81 @@
+// The simulated fabric of one rank (src/fabric/concept.hpp): its calls take virtual time.
+//
+// Mapped: acquire() waits, in virtual time, until the bytes have been read. Otherwise it starts a
+// fetch, as a fabric without mapped memory does; bytes are copies that cannot be touched after
+// release(). A call that no correct engine makes ends the process: bytes outside the memory, a flag
+// that does not grow, a release of what was not acquired.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/fabric_facts.hpp"
+#include "sim/event_queue.hpp"
+#include "sim/guarded_copies.hpp"
+
+namespace ubep::sim {
+
+class World;
+
+class SimFabric {
+ public:
+  SimFabric(World& world, int rank);
+  ~SimFabric();
+  SimFabric(const SimFabric&) = delete;
+  SimFabric& operator=(const SimFabric&) = delete;
+
+  const FabricFacts& facts() const { return facts_; }
+  int rank() const { return rank_; }
+  int size() const;
+
+  const std::byte* acquire(int rank, Range range);
+  void release(int rank, Range range);
+  void abandon(int rank, Range range);
+  void prepare(Range) const {}
+  std::byte* claim(Range range);
+  void commit(Range range, Store store);
+  std::byte* inbox(Range range);
+  std::byte* claim_at(int rank, Range range);
+  void commit_at(int rank, Range range, Store store);
+  std::uint64_t load_flag(int rank, std::uint64_t offset) const;
+  void store_flag(std::uint64_t offset, std::uint64_t value);
+  void signal(int rank, std::uint64_t offset, std::uint64_t value);
+  void order(Ordering ordering);
+  int progress();
+  void work(Work work);
+  PeerState peer_state(int rank) const;
+  void set_state(PeerState state);
+
+  // What was acquired and not released, fetches under way included: "" or the first of them.
+  std::string held() const;
+
+ private:
+  struct Place {
+    int rank;
+    std::uint64_t offset, bytes;
+    auto operator<=>(const Place&) const = default;
+  };
+  struct Fetch {
+    Time at = 0;             // when it arrives
+    bool read_late = false;  // its bytes are those at the end, not at the start
+    bool arrived = false;
+    std::byte* copy = nullptr;
+  };
+
+  void check(std::uint64_t size, Range range, const char* call) const;
+  void check_segment(int rank, Range range, const char* call) const;
+  void check_inbox(int rank, Range range, const char* call) const;
+  void publish(int peer, std::uint64_t offset, std::uint64_t value, const char* call);
+  void read(const Place& place, const Fetch& fetch);
+
+  World& world_;
+  int rank_;
+  FabricFacts facts_;
+  std::map<Place, Fetch> fetches_;
+};
+
+}  // namespace ubep::sim

@@ -1,0 +1,27 @@
+// Copies that cannot be touched once they were given back: their pages lose all access and are used
+// again as late as possible.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace ubep::sim {
+
+class GuardedCopies {
+ public:
+  static GuardedCopies& all();  // one for the process: fresh pages are slow
+
+  // 64-byte aligned; the copy ends where its last page ends, to whole lines.
+  std::byte* make(std::uint64_t bytes);
+  void drop(std::byte* copy, std::uint64_t bytes);
+
+ private:
+  GuardedCopies();
+
+  std::byte* pages_;
+  std::vector<bool> used_;
+  std::size_t next_ = 0;
+};
+
+}  // namespace ubep::sim

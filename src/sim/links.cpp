@@ -1,0 +1,153 @@
+#include "sim/links.hpp"
+
+#include <algorithm>
+
+namespace ubep::sim {
+namespace {
+
+// Tokens of a server: a block has been served, or one arrives.
+constexpr std::uint64_t kServed = 0;
+constexpr std::uint64_t kArrives = 1;
+
+}  // namespace
+
+class Links::Server final : public Agent {
+ public:
+  Server(Links& links, std::uint64_t rate, std::size_t flows)
+      : links_(links), rate_(rate), flows_(flows) {}
+
+  void add(std::uint32_t flow, std::uint32_t travel, std::uint32_t blocks) {
+    Flow& f = flows_[flow];
+    if (f.blocks.empty()) turns_.push(flow);
+    if (!f.blocks.empty() && f.blocks.back().travel == travel) {
+      f.blocks.back().count += blocks;
+    } else {
+      f.blocks.push({travel, blocks});
+    }
+    if (!busy_) serve();
+  }
+
+  void on_event(std::uint64_t token) override {
+    const auto travel = static_cast<std::uint32_t>(token >> 1);
+    if ((token & 1) == kArrives) {
+      add(flow_of(links_.travels_[travel].message), travel, 1);
+      return;
+    }
+    busy_ = false;
+    pass_on(travel);
+    if (!busy_ && !turns_.empty()) serve();
+  }
+
+ private:
+  struct Blocks {
+    std::uint32_t travel;
+    std::uint32_t count;
+  };
+  struct Flow {
+    Fifo<Blocks> blocks;
+  };
+
+  static std::uint32_t flow_of(const Message& message) {
+    return static_cast<std::uint32_t>(message.from);
+  }
+
+  std::size_t hop_of(const Travel& t) const {
+    std::size_t hop = 0;
+    while (t.route[hop] != this) ++hop;
+    return hop;
+  }
+
+  void serve() {
+    const std::uint32_t flow = turns_.front();
+    turns_.pop();
+    Flow& f = flows_[flow];
+    const std::uint32_t travel = f.blocks.front().travel;
+    if (--f.blocks.front().count == 0) f.blocks.pop();
+    if (!f.blocks.empty()) turns_.push(flow);
+    Travel& t = links_.travels_[travel];
+    const bool last = ++t.passed[hop_of(t)] == t.blocks;
+    busy_ = true;
+    links_.queue_.at(links_.queue_.now() + time_of(last ? t.last_bytes : links_.pod_.block, rate_),
+                     *this, std::uint64_t{travel} << 1 | kServed);
+  }
+
+  void pass_on(std::uint32_t travel) {
+    Travel& t = links_.travels_[travel];
+    const std::size_t hop = hop_of(t);
+    if (hop + 1 == t.hops) {
+      if (++t.arrived < t.blocks) return;
+      const Message message = t.message;
+      links_.free_.push_back(travel);
+      links_.queue_.at(links_.queue_.now() + message.extra, *message.agent, message.token);
+      return;
+    }
+    Server& next = *t.route[hop + 1];
+    const Time latency = hop + 2 == t.hops ? t.latency : 0;
+    if (latency == 0) {
+      next.add(flow_of(t.message), travel, 1);
+    } else {
+      links_.queue_.at(links_.queue_.now() + latency, next, std::uint64_t{travel} << 1 | kArrives);
+    }
+  }
+
+  Links& links_;
+  std::uint64_t rate_;
+  std::vector<Flow> flows_;
+  Fifo<std::uint32_t> turns_;  // flows that have blocks here
+  bool busy_ = false;
+};
+
+Links::Links(EventQueue& queue, const Pod& pod, int ranks, int lanes) : queue_(queue), pod_(pod) {
+  const auto senders = static_cast<std::size_t>(ranks);
+  for (int r = 0; r < ranks; ++r) {
+    ports_.push_back(std::make_unique<Server>(*this, pod.port, static_cast<std::size_t>(lanes)));
+    memories_.push_back(std::make_unique<Server>(*this, pod.memory, senders));
+  }
+  uplinks_.resize(pod.tiers.size());
+  for (std::size_t t = 1; t < pod.tiers.size(); ++t) {
+    if (pod.tiers[t].uplink == 0) continue;
+    const int groups = (ranks + pod.tiers[t - 1].ranks - 1) / pod.tiers[t - 1].ranks;
+    for (int g = 0; g < 2 * groups; ++g) {
+      uplinks_[t].push_back(std::make_unique<Server>(*this, pod.tiers[t].uplink, senders));
+    }
+  }
+}
+
+Links::~Links() = default;
+
+void Links::find_route(Travel& travel) {
+  const Message& m = travel.message;
+  travel.route[travel.hops++] = ports_[static_cast<std::size_t>(m.from)].get();
+  const Tier& tier = pod_.tier(m.from, m.to);
+  travel.latency = tier.latency;
+  const auto t = static_cast<std::size_t>(&tier - pod_.tiers.data());
+  if (!uplinks_[t].empty()) {
+    const int below = pod_.tiers[t - 1].ranks;
+    travel.route[travel.hops++] = uplinks_[t][static_cast<std::size_t>(2 * (m.from / below))].get();
+    travel.route[travel.hops++] =
+        uplinks_[t][static_cast<std::size_t>(2 * (m.to / below) + 1)].get();
+  }
+  travel.route[travel.hops++] = memories_[static_cast<std::size_t>(m.to)].get();
+}
+
+void Links::send(const Message& message) {
+  std::uint32_t index = 0;
+  if (free_.empty()) {
+    index = static_cast<std::uint32_t>(travels_.size());
+    travels_.emplace_back();
+  } else {
+    index = free_.back();
+    free_.pop_back();
+  }
+  Travel& t = travels_[index];
+  t = {};
+  t.message = message;
+  t.blocks = static_cast<std::uint32_t>((message.bytes + pod_.block - 1) / pod_.block);
+  t.last_bytes =
+      static_cast<std::uint32_t>(message.bytes - std::uint64_t{t.blocks - 1} * pod_.block);
+  bytes_sent_ += message.bytes;
+  find_route(t);
+  t.route[0]->add(static_cast<std::uint32_t>(message.lane), index, t.blocks);
+}
+
+}  // namespace ubep::sim

@@ -1,0 +1,56 @@
+// The machine that is simulated: how far ranks are from each other and what things cost.
+//
+// A pod is a data file (JSON); pods/generic.json shows every key. Rates are in GB/s (1e9 bytes),
+// times in ns; here they are bytes per second and picoseconds.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sim/event_queue.hpp"
+
+namespace ubep::sim {
+
+// Time that `bytes` take at `rate` bytes per second, rounded up; 0 = no time.
+Time time_of(std::uint64_t bytes, std::uint64_t rate);
+
+// Ranks of one group of `ranks` consecutive ones reach each other this way, unless a smaller tier
+// has them both.
+struct Tier {
+  std::string name;
+  int ranks = 0;             // of a group; of the last tier all
+  Time latency = 0;          // one way
+  std::uint64_t uplink = 0;  // shared by a group of the next smaller tier, each way; 0 = unlimited
+};
+
+struct LaneCosts {
+  Time issue = 0;            // of a copy, whatever its size; and of a flag
+  Time poll = 0;             // of a look at a word, or at a peer's state
+  Time fence = 0;            // of an order()
+  std::uint64_t put = 0;     // rows into a peer's inbox, by one lane
+  std::uint64_t copy = 0;    // within own memory
+  std::uint64_t reduce = 0;  // rows that are summed
+  std::uint64_t plan = 0;    // routing that is sorted
+  std::uint64_t window = 0;  // bytes that a lane may have on their way; 0 = no limit
+};
+
+struct Pod {
+  std::string name;
+  int ranks = 0;  // that it has
+  int lanes = 1;  // of a rank
+  std::vector<Tier> tiers;
+  std::uint64_t port = 0;      // of a rank, each way
+  std::uint64_t memory = 0;    // what a rank's memory takes from all others together
+  std::uint32_t block = 4096;  // bytes that a link serves at once
+  Time jitter = 0;             // arrivals are late by up to this much
+  LaneCosts lane;
+
+  // The tier of two ranks.
+  const Tier& tier(int a, int b) const;
+};
+
+// Throws ubep::Error(invalid_argument) that names file, line and key.
+Pod read_pod(const std::string& path);
+
+}  // namespace ubep::sim

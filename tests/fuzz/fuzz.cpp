@@ -1,0 +1,105 @@
+// ubep_fuzz: runs seeds of the deterministic simulation, or one seed again.
+//
+//   ubep_fuzz --seed 1 --minutes 10        seeds 1, 2, 3, ... until the time is over
+//   ubep_fuzz --seed 1 --count 1000
+//   ubep_fuzz --seed 17 --transcript       one seed: what every rank did and stored, and when
+//   ubep_fuzz --seed 17 --shrink           a smaller run that fails, and its transcript
+//
+// Exit status: 0 = all was well, 1 = a seed failed, 2 = wrong usage.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
+
+#include "simulation/sim_run.hpp"
+
+namespace {
+
+using ubep::test::Cuts;
+
+struct Options {
+  std::uint64_t seed = 1;
+  std::uint64_t count = 1;
+  std::uint64_t step = 1;
+  double minutes = 0;
+  bool transcript = false;
+  bool shrink = false;
+  bool loses_release = false;
+  Cuts cuts;
+};
+
+void show(const Options& options, const Cuts& cuts) {
+  const ubep::test::Setup setup = ubep::test::make_setup(options.seed, cuts, options.loses_release);
+  const ubep::test::Result result = ubep::test::run(setup, true);
+  fmt::print("seed {}{}: {}\n", options.seed, cuts.arguments(), describe(setup));
+  for (const std::string& line : result.transcript) fmt::print("{}\n", line);
+  fmt::print("{} events, {} ns: {}\n", result.events, result.time / ubep::sim::kNanosecond,
+             result.error.empty() ? "all well" : result.error);
+}
+
+int run_one(const Options& options) {
+  if (options.shrink) {
+    if (run(make_setup(options.seed, options.cuts, options.loses_release)).error.empty()) {
+      fmt::print("seed {} does not fail\n", options.seed);
+      return 0;
+    }
+    show(options, ubep::test::shrink(options.seed, options.loses_release));
+    return 1;
+  }
+  show(options, options.cuts);
+  return run(make_setup(options.seed, options.cuts, options.loses_release)).error.empty() ? 0 : 1;
+}
+
+int run_many(const Options& options) {
+  using Clock = std::chrono::steady_clock;
+  const auto start = Clock::now();
+  const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
+  std::uint64_t events = 0;
+  std::uint64_t failed = 0;
+  std::uint64_t done = 0;
+  for (; options.minutes > 0 ? seconds() < options.minutes * 60 : done < options.count; ++done) {
+    const std::uint64_t seed = options.seed + done * options.step;
+    const ubep::test::Result result =
+        run(ubep::test::make_setup(seed, options.cuts, options.loses_release));
+    events += result.events;
+    if (result.error.empty()) continue;
+    ++failed;
+    fmt::print("seed {}: {}\n", seed, result.error);
+    std::fflush(stdout);
+    if (failed == 5) break;
+  }
+  fmt::print("{} seeds from {}, {} events, {:.0f} s: {} failed\n", done, options.seed, events,
+             seconds(), failed);
+  return failed == 0 ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  CLI::App app("Runs seeds of the deterministic simulation", "ubep_fuzz");
+  app.add_option("--seed", options.seed, "the first seed");
+  auto* count = app.add_option("--count", options.count, "how many seeds");
+  app.add_option("--step", options.step, "from one seed to the next");
+  app.add_option("--minutes", options.minutes, "as many seeds as this time allows");
+  app.add_flag("--transcript", options.transcript, "show what happens");
+  app.add_flag("--shrink", options.shrink, "look for a smaller run that fails");
+  app.add_flag("--loses-release", options.loses_release,
+               "plant a fault: flags do not wait for what was stored before");
+  app.add_option("--schedule", options.cuts.schedule, "another seed for everything but the calls");
+  app.add_option("--drop", options.cuts.dropped, "operations to leave out")->delimiter(',');
+  app.add_option("--halvings", options.cuts.halvings, "of the numbers of tokens");
+  app.add_flag("--no-fates", options.cuts.no_fates, "nobody dies or stands still");
+  app.add_flag("--one-lane", options.cuts.one_lane, "one lane for each rank");
+  app.add_flag("--strong", options.cuts.strong, "stores are seen at once");
+  app.add_flag("--prompt", options.cuts.prompt, "no hesitation, no jitter");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  if (options.transcript || options.shrink) return run_one(options);
+  if (count->count() == 0 && options.minutes == 0) return run_one(options);
+  return run_many(options);
+}

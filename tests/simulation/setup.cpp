@@ -1,0 +1,205 @@
+#include "simulation/setup.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "api/checks.hpp"
+#include "protocol/segment_layout.hpp"
+#include "support/random.hpp"
+
+namespace ubep::test {
+namespace {
+
+using sim::kNanosecond;
+using sim::Time;
+
+constexpr auto index(std::int64_t i) { return static_cast<std::size_t>(i); }
+constexpr int kMostElements = 600;  // of one rank's tokens
+constexpr int kMostCalls = 6000;    // of the fabric, until something befalls a rank
+
+// Cases are drawn until one is small.
+Case draw_calls(std::uint64_t seed, bool mapped) {
+  for (std::uint64_t i = 0;; ++i) {
+    Case c = make_case(seed + i * 1'000'003, {.max_ranks = 4, .max_operations = 8});
+    if (c.options.max_tokens * c.options.max_hidden > kMostElements) continue;
+    c.seed = seed;
+    for (Operation& op : c.operations) {
+      for (LocalChoice& local : op.local) {
+        const bool in_place =
+            local.options.path == Path::read || local.options.path == Path::automatic;
+        if (in_place && !mapped) local.options.path = Path::pull;
+        local.options.mapped_view = false;
+      }
+    }
+    return c;
+  }
+}
+
+void halve_tokens(Case& c) {
+  for (Operation& op : c.operations) {
+    for (RankInput& input : op.problem.ranks) {
+      if (input.tokens == 0) continue;
+      const auto before = index(input.tokens);
+      input.tokens /= 2;
+      const auto after = index(input.tokens);
+      input.x.resize(input.x.size() / before * after);
+      input.topk_idx.resize(input.topk_idx.size() / before * after);
+      input.topk_weights.resize(input.topk_weights.size() / before * after);
+    }
+  }
+}
+
+// With what repeats them.
+void drop_operations(Case& c, std::vector<int> dropped) {
+  for (int i = 0; i < static_cast<int>(c.operations.size()); ++i) {
+    const int origin = c.operations[index(i)].origin;
+    if (std::find(dropped.begin(), dropped.end(), origin) != dropped.end()) dropped.push_back(i);
+  }
+  std::erase_if(c.events, [&](const Event& event) {
+    return std::find(dropped.begin(), dropped.end(), event.operation) != dropped.end();
+  });
+}
+
+sim::Pod draw_pod(const Case& c, bool has_links, Random& random) {
+  sim::Pod pod;
+  pod.ranks = c.num_ranks;
+  const Time far = random.pick<Time>({0, 10, 100, 500}) * kNanosecond;
+  if (c.num_ranks > 2 && random.one_in(2)) {
+    pod.tiers.push_back({"near", 2, far / 4, 0});
+    const std::uint64_t uplink = has_links && random.one_in(2) ? 1'000'000'000 : 0;
+    pod.tiers.push_back({"far", (c.num_ranks + 1) / 2 * 2, far, uplink});
+  } else {
+    pod.tiers.push_back({"all", c.num_ranks, far, 0});
+  }
+  pod.port = random.pick<std::uint64_t>({200'000'000, 10'000'000'000});
+  pod.memory = random.pick<std::uint64_t>({200'000'000, 10'000'000'000});
+  pod.block = random.pick<std::uint32_t>({16, 64, 512});
+  pod.jitter = random.pick<Time>({0, 50, 1000}) * kNanosecond;
+  pod.lane.issue = static_cast<Time>(random.between(1, 50)) * kNanosecond;
+  pod.lane.poll = static_cast<Time>(random.between(1, 50)) * kNanosecond;
+  pod.lane.fence = static_cast<Time>(random.between(0, 50)) * kNanosecond;
+  pod.lane.put = pod.lane.copy = pod.lane.reduce = pod.lane.plan = 10'000'000'000;
+  pod.lane.window = random.pick<std::uint64_t>({0, 64, 4096});
+  return pod;
+}
+
+sim::MemoryOptions draw_memory(const Setup& setup, Random& random) {
+  sim::MemoryOptions memory;
+  const Case& c = setup.calls;
+  const GroupConfig config = make_config(c.options, c.num_ranks);
+  for (int r = 0; r < c.num_ranks; ++r) {
+    memory.segment_bytes.push_back(SegmentLayout(config, r).bytes());
+    if (config.push) memory.inbox_bytes.push_back(SegmentLayout(config, r).inbox_bytes());
+  }
+  memory.weak = !random.one_in(4);
+  memory.unit = random.pick<std::uint32_t>({8, 16, 64, 512, 4096});
+  memory.in_order = random.one_in(4);
+  memory.delay = random.pick<Time>({20, 300, 3000, 30000}) * kNanosecond;
+  return memory;
+}
+
+std::vector<sim::Fate> draw_fates(int ranks, bool dying, Random& random) {
+  std::vector<sim::Fate> fates;
+  const auto some_call = [&] {
+    const int most = random.pick<int>({20, 200, 1000, kMostCalls});
+    return static_cast<std::uint64_t>(random.between(1, most));
+  };
+  if (dying) {
+    const int deaths = random.one_in(4) ? 2 : 1;
+    for (int i = 0; i < deaths; ++i) fates.push_back({random.below(ranks), some_call(), true, 0});
+  }
+  if (random.one_in(2)) {
+    const Time stall = random.pick<Time>({1000, 30'000, 300'000}) * kNanosecond;
+    fates.push_back({random.below(ranks), some_call(), false, stall});
+  }
+  return fates;
+}
+
+// An operation whose difference shows: a release only where others combine.
+Culprit draw_culprit(const Case& c, Random& random) {
+  Culprit culprit;
+  culprit.rank = random.below(c.num_ranks);
+  culprit.operation = random.below(static_cast<int>(c.operations.size()));
+  const Operation& op = c.operations[index(culprit.operation)];
+  std::vector<Alteration> possible;
+  if (op.cached < 0) possible = {Alteration::dtype, Alteration::layout};
+  if (op.cached < 0 && op.problem.layout != Layout::rank_major) {
+    possible.push_back(Alteration::reduction);
+  }
+  if (!op.release) possible.push_back(Alteration::release);
+  if (!possible.empty() && c.num_ranks > 1) culprit.alteration = random.pick(possible);
+  return culprit;
+}
+
+}  // namespace
+
+Setup make_setup(std::uint64_t seed, const Cuts& cuts, bool loses_release) {
+  Setup setup;
+  Random kind(seed, 31, 0);
+  setup.world.mapped = !kind.one_in(4);
+  const int group = kind.below(10);  // 0-5: all goes well; 6-8: deaths; 9: a caller's error
+  setup.calls = draw_calls(seed, setup.world.mapped);
+  setup.most_counts = kind.one_in(2) ? 0 : 16 * 1024;
+  setup.first_epoch = kind.one_in(4) ? 0xffff'fffe : 0;
+  if (group == 9) setup.culprit = draw_culprit(setup.calls, kind);
+  drop_operations(setup.calls, cuts.dropped);
+  for (int i = 0; i < cuts.halvings; ++i) halve_tokens(setup.calls);
+
+  Random random(cuts.schedule == 0 ? seed : cuts.schedule, 31, 1);
+  sim::WorldOptions& world = setup.world;
+  world.ranks = setup.calls.num_ranks;
+  world.lanes = random.pick<int>({1, 1, 2, 3});
+  world.has_links = random.one_in(3);
+  world.pod = draw_pod(setup.calls, world.has_links, random);
+  world.memory = draw_memory(setup, random);
+  world.hesitation = random.pick<Time>({1, 30, 300, 3000}) * kNanosecond;
+  world.fates = draw_fates(world.ranks, group >= 6 && group <= 8, random);
+  world.seed = random.next();
+  world.memory.seed = random.next();
+  const Time late = random.pick<Time>({0, 100, 20'000}) * kNanosecond;
+  for (int r = 0; r < world.ranks; ++r) {
+    setup.starts.push_back(late == 0 ? 0 : random.next() % late);
+  }
+  world.memory.loses_release = loses_release;
+  if (cuts.no_fates) world.fates.clear();
+  if (cuts.one_lane) world.lanes = 1;
+  if (cuts.strong) world.memory.weak = false;
+  if (cuts.prompt) world.hesitation = world.pod.jitter = 0;
+  return setup;
+}
+
+std::string Cuts::arguments() const {
+  std::string text;
+  if (schedule != 0) text += fmt::format(" --schedule {}", schedule);
+  if (!dropped.empty()) text += fmt::format(" --drop {}", fmt::join(dropped, ","));
+  if (halvings != 0) text += fmt::format(" --halvings {}", halvings);
+  if (no_fates) text += " --no-fates";
+  if (one_lane) text += " --one-lane";
+  if (strong) text += " --strong";
+  if (prompt) text += " --prompt";
+  return text;
+}
+
+std::string describe(const Setup& setup) {
+  const sim::WorldOptions& w = setup.world;
+  std::string text = fmt::format(
+      "{}; {} calls to start or end, {} lanes, {}, {}, {}, hesitation {} ns", describe(setup.calls),
+      setup.calls.events.size(), w.lanes, w.mapped ? "mapped" : "not mapped",
+      w.memory.weak ? fmt::format("weak memory in units of {}, {} ns late", w.memory.unit,
+                                  w.memory.delay / kNanosecond)
+                    : "strong memory",
+      w.has_links ? "links" : "no links", w.hesitation / kNanosecond);
+  for (const sim::Fate& fate : w.fates) {
+    text +=
+        fmt::format("; rank {} {} at call {}", fate.rank, fate.dies ? "dies" : "stalls", fate.call);
+  }
+  if (setup.culprit.alteration != Alteration::none) {
+    text += fmt::format("; rank {} differs in operation {}", setup.culprit.rank,
+                        setup.culprit.operation);
+  }
+  return text;
+}
+
+}  // namespace ubep::test

@@ -1,0 +1,54 @@
+// One run of the deterministic simulation: what the ranks do, on which machine, and what befalls
+// them. All of it follows from a seed; every part can be taken away to find a smaller run that
+// still fails.
+//
+//   Setup setup = make_setup(seed);
+//   Result result = run(setup);             // sim_run.hpp
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "sim/world.hpp"
+#include "support/cases.hpp"
+
+namespace ubep::test {
+
+// How one rank differs from the others, which is its caller's error.
+enum class Alteration : std::uint8_t { none, dtype, reduction, layout, release };
+
+struct Culprit {
+  Alteration alteration = Alteration::none;
+  int rank = 0;
+  int operation = 0;
+};
+
+// What is taken away of the run that the seed gives.
+struct Cuts {
+  std::uint64_t schedule = 0;  // another seed of what does not change the calls; 0 = the seed
+  std::vector<int> dropped;    // operations
+  int halvings = 0;            // of every rank's tokens
+  bool no_fates = false;       // nobody dies or stands still
+  bool one_lane = false;
+  bool strong = false;  // stores are seen at once
+  bool prompt = false;  // no hesitation, no jitter
+
+  std::string arguments() const;  // as the fuzzer takes them
+};
+
+struct Setup {
+  Case calls;
+  sim::WorldOptions world;
+  std::vector<sim::Time> starts;  // [ranks]
+  std::int64_t most_counts = 0;
+  std::uint64_t first_epoch = 0;
+  Culprit culprit;
+};
+
+// `loses_release`: the planted fault of the fabric (sim/memory.hpp).
+Setup make_setup(std::uint64_t seed, const Cuts& cuts = {}, bool loses_release = false);
+
+std::string describe(const Setup& setup);
+
+}  // namespace ubep::test

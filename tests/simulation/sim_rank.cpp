@@ -1,0 +1,411 @@
+#include "simulation/sim_rank.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "api/checks.hpp"
+#include "sim/engine_sim.hpp"
+#include "support/compare.hpp"
+#include "support/experts.hpp"
+
+namespace ubep::test {
+namespace {
+
+using sim::kMicrosecond;
+using sim::kNanosecond;
+
+constexpr auto index(std::int64_t i) { return static_cast<std::size_t>(i); }
+constexpr std::byte kPoison{0xff};  // a NaN in every type
+constexpr sim::Time kPatience = 5'000 * kMicrosecond;
+
+Rows dense(std::vector<std::byte>& memory, std::int64_t rows, const Problem& problem) {
+  memory.assign(index(rows * problem.hidden) * size_of(problem.dtype), kPoison);
+  return {memory.data(), rows, problem.hidden, problem.dtype};
+}
+
+std::uint64_t bit(int rank) { return std::uint64_t{1} << rank; }
+
+// The ranks that own an expert of the token.
+std::uint64_t owners_of_token(const Problem& problem, int rank, std::int64_t token) {
+  const std::vector<std::int32_t> owners = owners_of(problem);
+  std::uint64_t set = 0;
+  for (int k = 0; k < problem.topk; ++k) {
+    const std::int32_t id = problem.ranks[index(rank)].topk_idx[index(token * problem.topk + k)];
+    if (id >= 0) set |= bit(owners[index(id)]);
+  }
+  return set;
+}
+
+}  // namespace
+
+SimRank::SimRank(const Setup& setup, sim::World& world, int rank, Losses& losses)
+    : setup_(setup),
+      case_(setup.calls),
+      world_(world),
+      rank_(rank),
+      losses_(losses),
+      random_(setup.world.seed, 7, static_cast<std::uint64_t>(rank)),
+      progress_(case_.operations.size()) {
+  const EngineOptions options{
+      .config = make_config(case_.options, case_.num_ranks),
+      .store = case_.stores[index(rank_)] == Store::near ? Store::near : Store::far,
+      .most_counts = setup.most_counts,
+      .epoch = setup.first_epoch};
+  engine_ = sim::make_sim_engine(world.fabric(rank), options);
+  for (int i = 0; i < case_.num_handles; ++i) handles_.push_back(std::make_unique<HandleState>());
+}
+
+void SimRank::live() {
+  const bool is_wrong = setup_.culprit.alteration != Alteration::none;
+  progressed_ = world_.now();
+  while (!finished() && !failed_) {
+    const std::uint64_t before = world_.news(rank_);
+    if (turn()) {
+      progressed_ = world_.now();
+      world_.stir(rank_);
+    } else if (is_wrong && world_.now() > progressed_ + kPatience) {
+      // A caller that leaves out a call can make others wait: their deadlines end that.
+      note(-1, "gives up: " + state());
+      failed_ = true;
+      losses_.gone |= bit(rank_);
+    } else if (!random_.one_in(8)) {
+      const auto patience = static_cast<sim::Time>(random_.between(1, 40)) * kMicrosecond;
+      world_.wait_for_news(rank_, before, world_.now() + patience);
+    }
+  }
+  over_ = true;
+  call_lanes_in();
+  // Some leave while their peers are still at work.
+  if (failed_ || is_wrong || random_.one_in(2)) {
+    if (is_wrong) losses_.gone |= bit(rank_);
+    engine_->close();
+    note(-1, "closes");
+  }
+}
+
+void SimRank::help(int lane) {
+  while (!over_) {
+    const std::uint64_t before = world_.news(rank_);
+    int done = 0;
+    if (!closed_) {
+      ++inside_;
+      done = engine_->step(lane, world_.options().lanes);
+      --inside_;
+    }
+    if (done != 0) world_.stir(rank_);
+    if (done == 0 && !over_) world_.wait_for_news(rank_, before);
+  }
+}
+
+// Nothing but step() may run beside a start or an end.
+void SimRank::call_lanes_in() {
+  closed_ = true;
+  world_.stir(rank_);
+  while (inside_ != 0) world_.spend(kNanosecond);
+}
+
+bool SimRank::turn() {
+  const int choice = random_.below(8);
+  bool done = false;
+  if (choice == 0) engine_->look_for_losses();
+  if (choice == 1 || choice == 2) done = try_next();
+  if (choice > 2) done = engine_->step(0, world_.options().lanes) != 0;
+  return collect() || done;
+}
+
+bool SimRank::finished() const {
+  return next_ == case_.events.size() &&
+         std::all_of(progress_.begin(), progress_.end(), [](const Progress& p) {
+           return p.stage == Stage::idle || p.stage == Stage::ended;
+         });
+}
+
+bool SimRank::try_next() {
+  if (next_ == case_.events.size()) {
+    // Gives up a combine that is under way: peers must not be held up by it.
+    for (int i = 0; i < static_cast<int>(progress_.size()); ++i) {
+      if (progress(i).stage != Stage::combining || !random_.one_in(6)) continue;
+      release(i);
+    }
+    return false;
+  }
+  const Event& event = case_.events[next_];
+  const bool done = event.dispatch ? start_dispatch(event.operation) : end(event.operation);
+  if (done) ++next_;
+  return done;
+}
+
+bool SimRank::is_busy(const HandleState& handle) const {
+  // acquires: nothing; lanes of one thread.
+  return handle.kind != OpKind::none && handle.state.load_acquire() == HandleState::pending;
+}
+
+bool SimRank::is_open(int handle) const {
+  for (std::size_t i = 0; i < progress_.size(); ++i) {
+    const Stage stage = progress_[i].stage;
+    if (case_.operations[i].handle != handle) continue;
+    if (stage == Stage::dispatching || stage == Stage::combining) return true;
+  }
+  return false;
+}
+
+DispatchOptions SimRank::options_of(int number) const {
+  DispatchOptions options = local(number).options;
+  if (is_culprit(number) && setup_.culprit.alteration == Alteration::reduction) {
+    options.reduction =
+        options.reduction == Reduction::per_rank ? Reduction::exact : Reduction::per_rank;
+  }
+  if (is_culprit(number) && setup_.culprit.alteration == Alteration::layout) {
+    const bool rank_major = options.layout == Layout::rank_major;
+    options = {.layout = rank_major ? Layout::expert_major : Layout::rank_major,
+               .path = Path::pull};
+  }
+  return resolve(options, make_config(case_.options, case_.num_ranks), {}).options;
+}
+
+bool SimRank::start_dispatch(int number) {
+  const Operation& op = operation(number);
+  HandleState& h = handle_of(number);
+  if (is_busy(h)) return false;
+  const RankInput& in = input(number);
+  call_lanes_in();
+  // A lane may have completed what the handle did before: that is looked at first.
+  const bool placed = !is_open(op.handle) && place_x(number);
+  Status status;
+  bool possible = placed;
+  if (placed && op.cached >= 0) {
+    const HandleState& cached = *handles_[index(op.cached)];
+    possible = cached.kind != OpKind::dispatch || !is_busy(cached);
+    if (possible) status = engine_->start_cached_dispatch(progress(number).x, cached, h);
+  } else if (placed) {
+    const RoutingView routing{.topk_idx = in.topk_idx,
+                              .topk_weights = in.topk_weights,
+                              .num_tokens = static_cast<std::uint32_t>(in.tokens),
+                              .topk = op.problem.topk};
+    status = engine_->start_dispatch(progress(number).x, routing, options_of(number), h);
+  }
+  closed_ = false;
+  if (!possible || !accept(number, "start_dispatch", status)) return false;
+  note(number, fmt::format("dispatch of {} tokens, epoch {}", in.tokens, h.epoch));
+  progress(number).stage = Stage::dispatching;
+  return true;
+}
+
+bool SimRank::place_x(int number) {
+  Progress& p = progress(number);
+  const Problem& problem = operation(number).problem;
+  const RankInput& in = input(number);
+  if (p.x.hidden != 0) return true;
+  if (local(number).input) {
+    Rows x;
+    const Status status = engine_->input(in.tokens, problem.hidden, problem.dtype, x);
+    if (!accept(number, "input", status)) return false;
+    p.x = x;
+  } else {
+    p.x = dense(p.x_memory, in.tokens, problem);
+  }
+  const auto row_bytes = index(p.x.row_bytes());
+  for (std::int64_t i = 0; i < in.tokens; ++i) {
+    std::memcpy(p.x.row(i), in.x.data() + index(i) * row_bytes, row_bytes);
+  }
+  if (is_culprit(number) && setup_.culprit.alteration == Alteration::dtype) {
+    p.x.dtype = problem.dtype == DType::bf16 ? DType::fp16 : DType::bf16;
+    if (problem.dtype == DType::fp32) p.x.hidden *= 2;
+  }
+  return true;
+}
+
+bool SimRank::end(int number) {
+  Progress& p = progress(number);
+  const bool altered = is_culprit(number) && setup_.culprit.alteration == Alteration::release;
+  const bool releases = operation(number).release || altered;
+  const bool early = releases && !is_repeated(number) && random_.one_in(4);
+  if (p.stage != Stage::received && !early) return false;
+  if (!releases) return start_combine(number);
+  // The views hold what they held: nobody has written into this slot since.
+  if (p.stage == Stage::received) check_received(number);
+  release(number);
+  return true;
+}
+
+void SimRank::release(int number) {
+  call_lanes_in();
+  engine_->release(handle_of(number));
+  closed_ = false;
+  note(number, "released");
+  progress(number).stage = Stage::ended;
+}
+
+bool SimRank::start_combine(int number) {
+  Progress& p = progress(number);
+  HandleState& h = handle_of(number);
+  const Problem& problem = operation(number).problem;
+  check_received(number);
+  const bool own_y = local(number).own_y;
+  const Rows y = own_y ? dense(p.y_memory, h.output.num_rows, problem) : h.output;
+  Problem shown = problem;
+  shown.sources = h.received.sources;
+  run_experts(h.received, shown, rank_, local(number).options.weighting, y);
+  p.out = dense(p.out_memory, input(number).tokens, problem);
+  CombineArgs args{.out = p.out};
+  if (own_y) args.y = y;
+  call_lanes_in();
+  const Status status = engine_->start_combine(h, args);
+  closed_ = false;
+  if (!accept(number, "start_combine", status)) return false;
+  note(number, "combine");
+  p.stage = Stage::combining;
+  return true;
+}
+
+// Checks what has become complete.
+bool SimRank::collect() {
+  bool any = false;
+  for (int i = 0; i < static_cast<int>(progress_.size()); ++i) {
+    Progress& p = progress(i);
+    if (p.stage != Stage::dispatching && p.stage != Stage::combining) continue;
+    const HandleState& h = handle_of(i);
+    // acquires: status and results; everything happens on this thread.
+    if (h.state.load_acquire() != HandleState::complete) continue;
+    any = true;
+    note(i, p.stage == Stage::dispatching ? "dispatch is complete" : "combine is complete");
+    check_status(i, h.status);
+    if (failed_) return true;
+    if (p.stage == Stage::dispatching) {
+      p.stage = Stage::received;
+      check_received(i);
+    } else {
+      p.stage = Stage::ended;
+      check_combined(i);
+    }
+  }
+  return any;
+}
+
+// A mismatch ends this rank's part; only a caller's error may lead to one.
+void SimRank::check_status(int number, const Status& status) {
+  if (status.ok()) return;
+  note(number, status.message());
+  if (status.code == Code::mismatch && setup_.culprit.alteration != Alteration::none) {
+    failed_ = true;
+    losses_.gone |= bit(rank_);
+    losses_.failed |= bit(rank_);
+    return;
+  }
+  const bool expected = status.code == Code::peer_lost && status.missing != 0 &&
+                        (status.missing & ~losses_.gone) == 0 &&
+                        (status.missing & reported_) == 0 &&
+                        (status.missing & bit(status.peer)) != 0;
+  if (!expected) fail(number, status.message());
+  reported_ |= status.missing;
+}
+
+void SimRank::check_received(int number) {
+  Progress& p = progress(number);
+  const HandleState& h = handle_of(number);
+  const Received& received = h.received;
+  Problem problem = operation(number).problem;
+  const std::uint64_t all = ~std::uint64_t{0} >> (64 - case_.num_ranks);
+  const std::uint64_t absent = all & ~received.sources;
+  if ((absent & ~losses_.gone) != 0) {
+    fail(number, "a rank that is alive is missing among the sources");
+  }
+  check_agreed(number, received.sources);
+  // A source that pushes can die after its record and before its rows: they are zero.
+  for (int q = 0; q < case_.num_ranks; ++q) {
+    const bool has_rows = h.routed->receive.sources[index(q)].num_rows() != 0;
+    if ((absent & bit(q)) != 0 && has_rows) problem.zeroed |= bit(q);
+  }
+  problem.sources = received.sources | problem.zeroed;
+  if (is_culprit(number)) return;  // its own error: nothing to compare with
+  const std::string difference = compare_received(
+      received,
+      absent == 0 ? operation(number).received[index(rank_)] : expected_received(problem, rank_),
+      problem);
+  if (!difference.empty()) fail(number, difference);
+  p.outcome.received = true;
+  p.outcome.sources = problem.sources;
+}
+
+// Nobody who went on had the same operation as a rank that differs in it.
+void SimRank::check_agreed(int number, std::uint64_t others) const {
+  const Culprit& culprit = setup_.culprit;
+  if (culprit.alteration == Alteration::none || culprit.alteration == Alteration::release) return;
+  if (culprit.operation != number) return;
+  const std::uint64_t wrong =
+      rank_ == culprit.rank ? others & ~bit(rank_) : others & bit(culprit.rank);
+  if (wrong != 0) fail(number, "ranks that differ did not notice");
+}
+
+void SimRank::check_combined(int number) {
+  Progress& p = progress(number);
+  const HandleState& h = handle_of(number);
+  const Problem& problem = operation(number).problem;
+  if (h.leased) fail(number, "combine left the lease");
+  if (std::ssize(h.valid) != p.out.num_rows) fail(number, "valid: wrong size");
+  if (is_culprit(number)) return;
+  for (std::int64_t token = 0; token < p.out.num_rows; ++token) {
+    if (h.valid[index(token)] != 0) continue;
+    if ((owners_of_token(problem, rank_, token) & losses_.gone) == 0) {
+      fail(number, fmt::format("token {} is invalid, its experts are alive", token));
+    }
+  }
+  const std::string difference = compare_out(p.out, operation(number).out[index(rank_)], h.valid);
+  if (!difference.empty()) fail(number, difference);
+  p.outcome.valid = h.valid;
+}
+
+// True: started. False: not yet.
+bool SimRank::accept(int number, const char* what, const Status& status) {
+  if (status.ok()) return true;
+  if (status.code == Code::not_ready || status.code == Code::slot_busy) return false;
+  if (status.code == Code::mismatch) {
+    check_status(number, status);
+    return false;
+  }
+  fail(number, std::string(what) + ": " + status.message());
+}
+
+void SimRank::fail(int number, const std::string& what) const {
+  throw std::runtime_error(fmt::format("rank {}, operation {}: {}", rank_, number, what));
+}
+
+void SimRank::note(int number, const std::string& text) {
+  if (!world_.keeps_transcript()) return;
+  world_.note(rank_, number < 0 ? text : fmt::format("operation {}: {}", number, text));
+}
+
+std::string SimRank::state() const {
+  std::string text = fmt::format("rank {} at event {}", rank_, next_);
+  for (int i = 0; i < static_cast<int>(progress_.size()); ++i) {
+    const Stage stage = progress_[index(i)].stage;
+    if (stage != Stage::dispatching && stage != Stage::combining) continue;
+    const HandleState& h = *handles_[index(operation(i).handle)];
+    text += "; " + engine_->waits_for(h).message();
+  }
+  return text;
+}
+
+const Outcome& SimRank::outcome(int number) const { return progress_[index(number)].outcome; }
+bool SimRank::is_culprit(int number) const {
+  return setup_.culprit.alteration != Alteration::none && setup_.culprit.rank == rank_ &&
+         setup_.culprit.operation == number;
+}
+const Operation& SimRank::operation(int number) const { return case_.operations[index(number)]; }
+const LocalChoice& SimRank::local(int number) const {
+  return operation(number).local[index(rank_)];
+}
+const RankInput& SimRank::input(int number) const {
+  return operation(number).problem.ranks[index(rank_)];
+}
+SimRank::Progress& SimRank::progress(int number) { return progress_[index(number)]; }
+HandleState& SimRank::handle_of(int number) { return *handles_[index(operation(number).handle)]; }
+bool SimRank::is_repeated(int number) const {
+  return std::any_of(case_.operations.begin(), case_.operations.end(),
+                     [&](const Operation& op) { return op.origin == number; });
+}
+
+}  // namespace ubep::test

@@ -1,0 +1,244 @@
+#include "simulation/sim_run.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <stdexcept>
+
+#include "api/checks.hpp"
+#include "protocol/segment_layout.hpp"
+#include "simulation/sim_rank.hpp"
+
+namespace ubep::test {
+namespace {
+
+constexpr auto index(std::int64_t i) { return static_cast<std::size_t>(i); }
+constexpr std::uint64_t kMostEvents = 10'000'000;
+constexpr sim::Time kSlice = 50 * sim::kMicrosecond;
+
+// A crash says which seed it was, then goes its way.
+class SeedOnCrash {
+ public:
+  explicit SeedOnCrash(std::uint64_t seed) {
+    static const bool installed = install();
+    length = installed ? std::snprintf(text, sizeof text, "crash: rerun with UBEP_SEED=%llu\n",
+                                       static_cast<unsigned long long>(seed))
+                       : 0;
+  }
+  ~SeedOnCrash() { length = 0; }
+  SeedOnCrash(const SeedOnCrash&) = delete;
+  SeedOnCrash& operator=(const SeedOnCrash&) = delete;
+
+ private:
+  static bool install() {
+    struct sigaction action = {};
+    action.sa_handler = tell;
+    return sigaction(SIGSEGV, &action, &before[0]) == 0 &&
+           sigaction(SIGABRT, &action, &before[1]) == 0;
+  }
+  // Returning repeats the fault, under whoever was in charge before.
+  static void tell(int signal) {
+    sigaction(signal, &before[signal == SIGSEGV ? 0 : 1], nullptr);
+    [[maybe_unused]] const ssize_t written =
+        write(STDERR_FILENO, text, static_cast<std::size_t>(length));
+  }
+
+  static inline volatile std::sig_atomic_t length = 0;
+  static inline char text[64];
+  static inline struct sigaction before[2];
+};
+
+// "pub[1]" for the offset of that word.
+std::string word_name(const SegmentLayout& layout, const GroupConfig& config,
+                      std::uint64_t offset) {
+  for (std::uint64_t i = 0; i < 4 * static_cast<std::uint64_t>(config.slots); ++i) {
+    if (layout.op(i) == offset) return fmt::format("op[{}]", i);
+  }
+  for (int s = 0; s < config.slots; ++s) {
+    if (layout.pub(s) == offset) return fmt::format("pub[{}]", s);
+    if (layout.out(s) == offset) return fmt::format("out[{}]", s);
+    if (layout.done(s) == offset) return fmt::format("done[{}]", s);
+    if (!config.push) continue;
+    if (layout.base(s) == offset) return fmt::format("base[{}]", s);
+    for (int r = 0; r < config.size; ++r) {
+      if (layout.sent(s, r) == offset) return fmt::format("sent[{}][{}]", s, r);
+    }
+  }
+  return fmt::format("word at {}", offset);
+}
+
+class Run {
+ public:
+  explicit Run(const Setup& setup) : setup_(setup), world_(setup.world) {
+    for (int r = 0; r < setup.calls.num_ranks; ++r) {
+      ranks_.push_back(std::make_unique<SimRank>(setup, world_, r, losses_));
+    }
+    for (const sim::Fate& fate : setup.world.fates) {
+      if (fate.dies) losses_.gone |= std::uint64_t{1} << fate.rank;
+    }
+  }
+
+  void run() {
+    for (const auto& rank : ranks_) {
+      const sim::Time start = setup_.starts[index(rank->rank())];
+      world_.start(
+          rank->rank(), [&rank] { rank->live(); }, start);
+      for (int lane = 1; lane < setup_.world.lanes; ++lane) {
+        world_.start(
+            rank->rank(), [&rank, lane] { rank->help(lane); }, start);
+      }
+    }
+    for (sim::Time limit = kSlice; !world_.run(limit); limit += kSlice) {
+      if (world_.events() < kMostEvents && !world_.is_stuck()) continue;
+      throw std::runtime_error((world_.is_stuck() ? "stuck: " : "no end in sight: ") + waits());
+    }
+    for (const auto& rank : ranks_) {
+      if (is_gone(rank->rank())) continue;
+      const std::string held = world_.fabric(rank->rank()).held();
+      if (!held.empty()) throw std::runtime_error(held);
+    }
+    for (int r = 0; r < setup_.calls.num_ranks; ++r) {
+      if (world_.is_dead(r)) check_agreement(r);
+    }
+  }
+
+  void fill(Result& result) const {
+    result.events = world_.events();
+    result.time = world_.now();
+    result.transcript = world_.transcript();
+  }
+
+ private:
+  bool is_gone(int rank) const { return world_.is_dead(rank) || ranks_[index(rank)]->has_failed(); }
+
+  std::string waits() const {
+    std::string text;
+    for (const auto& rank : ranks_) {
+      if (!is_gone(rank->rank())) text += "\n  " + rank->state();
+    }
+    return text;
+  }
+
+  // A rank took part in a stage or it did not, in the eyes of all survivors.
+  void check_agreement(int victim) const {
+    for (int i = 0; i < static_cast<int>(setup_.calls.operations.size()); ++i) {
+      const Problem& problem = setup_.calls.operations[index(i)].problem;
+      int dispatched = -1;  // -1 = nobody knows yet
+      for (const auto& rank : ranks_) {
+        if (is_gone(rank->rank())) continue;
+        const Outcome& outcome = rank->outcome(i);
+        if (!outcome.received) continue;
+        // A source without rows for a rank cannot be told from one that sent all of them.
+        const int took_part = (outcome.sources >> victim & 1) != 0 ? 1 : 0;
+        if (dispatched == -1) dispatched = took_part;
+        if (dispatched != took_part) disagree(i, victim);
+      }
+      check_combines(i, victim, problem);
+    }
+  }
+
+  void check_combines(int i, int victim, const Problem& problem) const {
+    const std::vector<std::int32_t> owners = owners_of(problem);
+    int combined = -1;
+    for (const auto& rank : ranks_) {
+      if (is_gone(rank->rank())) continue;
+      const Outcome& outcome = rank->outcome(i);
+      for (std::int64_t t = 0; t < std::ssize(outcome.valid); ++t) {
+        bool needs_victim = false;
+        bool needs_others = false;
+        for (int k = 0; k < problem.topk; ++k) {
+          const std::int32_t id =
+              problem.ranks[index(rank->rank())].topk_idx[index(t * problem.topk + k)];
+          if (id < 0) continue;
+          const int owner = owners[index(id)];
+          needs_victim |= owner == victim;
+          needs_others |= owner != victim && (losses_.gone >> owner & 1) != 0;
+        }
+        if (!needs_victim || needs_others) continue;
+        const int took_part = outcome.valid[index(t)] != 0 ? 1 : 0;
+        if (combined == -1) combined = took_part;
+        if (combined != took_part) disagree(i, victim);
+      }
+    }
+  }
+
+  [[noreturn]] static void disagree(int operation, int victim) {
+    throw std::runtime_error(
+        fmt::format("operation {}: survivors disagree about the part of rank {}, which died",
+                    operation, victim));
+  }
+
+  const Setup& setup_;
+  sim::World world_;
+  Losses losses_;
+  std::vector<std::unique_ptr<SimRank>> ranks_;
+};
+
+bool fails(std::uint64_t seed, const Cuts& cuts, bool planted) {
+  return !run(make_setup(seed, cuts, planted)).error.empty();
+}
+
+// Tries a further reduction under some schedules; keeps the first that fails.
+bool keep(std::uint64_t seed, bool planted, Cuts candidate, Cuts& best) {
+  constexpr std::uint64_t kSchedules = 12;
+  for (std::uint64_t i = 0; i <= kSchedules; ++i) {
+    if (i > 0) candidate.schedule = seed + i * 7919;
+    if (!fails(seed, candidate, planted)) continue;
+    best = candidate;
+    return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+Result run(Setup setup, bool transcript) {
+  const SeedOnCrash seed_on_crash(setup.calls.seed);
+  const GroupConfig config = make_config(setup.calls.options, setup.calls.num_ranks);
+  const std::vector<SegmentLayout> layouts = [&] {
+    std::vector<SegmentLayout> all;
+    for (int r = 0; r < config.size; ++r) all.emplace_back(config, r);
+    return all;
+  }();
+  if (transcript) {
+    setup.world.name_word = [&](int rank, std::uint64_t offset) {
+      return word_name(layouts[index(rank)], config, offset);
+    };
+  }
+  expect(setup.calls);
+  Result result;
+  Run run(setup);
+  try {
+    run.run();
+  } catch (const std::exception& error) {
+    result.error = error.what();
+  }
+  run.fill(result);
+  return result;
+}
+
+Cuts shrink(std::uint64_t seed, bool planted) {
+  Cuts best;
+  bool Cuts::*const flags[] = {&Cuts::no_fates, &Cuts::one_lane, &Cuts::strong, &Cuts::prompt};
+  for (const auto flag : flags) {
+    Cuts candidate = best;
+    candidate.*flag = true;
+    (void)keep(seed, planted, candidate, best);
+  }
+  const auto operations = static_cast<int>(make_setup(seed).calls.operations.size());
+  for (int i = operations - 1; i >= 0; --i) {
+    Cuts candidate = best;
+    candidate.dropped.push_back(i);
+    (void)keep(seed, planted, candidate, best);
+  }
+  for (Cuts candidate = best; ++candidate.halvings <= 6;) {
+    if (!keep(seed, planted, candidate, best)) break;
+    candidate = best;
+  }
+  return best;
+}
+
+}  // namespace ubep::test
