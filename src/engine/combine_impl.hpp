@@ -33,7 +33,7 @@ Status EngineImpl<F>::start_combine(HandleState& h, const CombineArgs& args) {
   publish_op_line(op.line);
   add_output_tiles(op);
   const auto rows = static_cast<std::uint64_t>(h.routed->receive.num_rows);
-  if (rows * stride_of(h) <= kStartBytes) (void)run_send_tiles(op);
+  if (rows * stride_of(h) <= start_bytes_) (void)run_send_tiles(op);
   (void)announce_outputs(op);
   return {};
 }
@@ -65,7 +65,7 @@ void EngineImpl<F>::add_output_tiles(Op& op) {
   for (int q = 0; q < config_.size; ++q) {
     if (q == rank_ && !owner) continue;
     const std::uint32_t rows = h.routed->receive.sources[static_cast<std::size_t>(q)].num_rows();
-    op.send.add(static_cast<std::uint32_t>(q), rows, tiles_for(rows * stride, kTilesPerPeer));
+    op.send.add(static_cast<std::uint32_t>(q), rows, tiles_of(rows * stride, kTilesPerPeer));
   }
 }
 
@@ -155,7 +155,7 @@ int EngineImpl<F>::advance_combine(Op& op) {
   }
   if (op.sent && !op.placed) {
     const std::uint32_t tokens = h.routed->send.num_tokens;
-    op.receive.add(0, tokens, tiles_for(tokens * stride_of(h), kTilesForAll));
+    op.receive.add(0, tokens, tiles_of(tokens * stride_of(h), kTilesForAll));
     op.placed = true;
     ++done;
   }

@@ -178,8 +178,8 @@ void EngineImpl<F>::add_token_tiles(Op& op, bool in_slot) {
   }
   fabric_.prepare(own().x(h.slot, stride_of(h), 0, tokens));
   const std::uint64_t bytes = tokens * stride_of(h);
-  op.send.add(0, tokens, tiles_for(bytes, kTilesForAll));
-  if (bytes <= kStartBytes) (void)run_send_tiles(op);
+  op.send.add(0, tokens, tiles_of(bytes, kTilesForAll));
+  if (bytes <= start_bytes_) (void)run_send_tiles(op);
 }
 
 // Offsets, counts and entries; pub announces them.

@@ -48,6 +48,10 @@ struct EngineOptions {
   // A pushing source sums its bases itself while ranks x experts is at most this; beyond it, it
   // waits for the owners' tables.
   std::int64_t most_counts = 16 * 1024;
+  // Bytes below which a second lane does not pay.
+  std::uint64_t tile_bytes = 128 * 1024;
+  // Up to here an operation's start stores own rows itself, so that peers depend on no later call.
+  std::uint64_t start_bytes = 1 << 20;
   // Epochs and sequence numbers go on from here; on all ranks the same.
   std::uint64_t epoch = 0;
 };

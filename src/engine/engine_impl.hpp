@@ -59,6 +59,9 @@ class EngineImpl final : public Engine {
   Op* find(const HandleState& handle) const;
   Op& free_op();
   int run_send_tiles(Op& op);
+  std::uint32_t tiles_of(std::uint64_t bytes, std::uint32_t most) const {
+    return tiles_for(bytes, tile_bytes_, most);
+  }
   void copy_row(Store store, std::byte* to, const std::byte* from, std::size_t bytes) const {
     if (fabric_.facts().moves_rows) copy_with(store, to, from, bytes);
   }
@@ -153,6 +156,8 @@ class EngineImpl final : public Engine {
   GroupConfig config_;
   Store store_;  // of the next dispatch
   std::int64_t most_counts_;
+  std::uint64_t tile_bytes_;
+  std::uint64_t start_bytes_;
   int rank_;
   std::vector<SegmentLayout> layouts_;
   std::vector<Slot> slots_;
@@ -180,6 +185,8 @@ EngineImpl<F>::EngineImpl(F& fabric, const EngineOptions& options)
       config_(options.config),
       store_(options.store),
       most_counts_(options.most_counts),
+      tile_bytes_(options.tile_bytes),
+      start_bytes_(options.start_bytes),
       rank_(fabric.rank()),
       slots_(static_cast<std::size_t>(config_.slots)),
       first_(options.epoch),

@@ -17,15 +17,12 @@ namespace ubep {
 // Tiles per peer at most, and for work that is not per peer.
 inline constexpr std::uint32_t kTilesPerPeer = 4;
 inline constexpr std::uint32_t kTilesForAll = 16;
-inline constexpr std::uint64_t kTileBytes = 128 * 1024;  // below it a second lane does not pay
-// Up to here an operation's start stores own rows itself, so that peers depend on no later call.
-inline constexpr std::uint64_t kStartBytes = 1 << 20;
 
 // Rows of one source beyond which their receiver stores them past its caches.
 inline constexpr std::uint64_t kCachedBytes = 4 << 20;
 
-inline std::uint32_t tiles_for(std::uint64_t bytes, std::uint32_t most) {
-  return static_cast<std::uint32_t>(std::min<std::uint64_t>(1 + bytes / kTileBytes, most));
+inline std::uint32_t tiles_for(std::uint64_t bytes, std::uint64_t tile, std::uint32_t most) {
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(1 + bytes / tile, most));
 }
 
 struct Op {

@@ -60,7 +60,7 @@ void EngineImpl<F>::add_copies(Op& op) {
     if (!copies_from(op, q)) continue;
     const std::uint32_t rows = h.routed->receive.sources[static_cast<std::size_t>(q)].num_rows();
     op.receive.add(static_cast<std::uint32_t>(q), rows,
-                   tiles_for(rows * stride_of(h), kTilesPerPeer), (op.pushers & bit(q)) != 0);
+                   tiles_of(rows * stride_of(h), kTilesPerPeer), (op.pushers & bit(q)) != 0);
   }
 }
 

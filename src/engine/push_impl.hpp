@@ -51,7 +51,7 @@ int EngineImpl<F>::push_windows(Op& op) {
   for (; op.unplaced != 0; op.unplaced &= op.unplaced - 1) {
     add_push_tiles(op, std::countr_zero(op.unplaced));
   }
-  return bytes <= kStartBytes ? run_send_tiles(op) : 0;
+  return bytes <= start_bytes_ ? run_send_tiles(op) : 0;
 }
 
 // Where the groups of each owner begin in op.bases.
@@ -108,7 +108,7 @@ void EngineImpl<F>::add_push_tiles(Op& op, int owner) {
   // publishes: nothing; the tiles below do.
   op.left[static_cast<std::size_t>(owner)].store_release(rows);
   op.send.add(static_cast<std::uint32_t>(owner), rows,
-              tiles_for(rows * stride_of(*op.handle), kTilesPerPeer));
+              tiles_of(rows * stride_of(*op.handle), kTilesPerPeer));
 }
 
 template <Fabric F>

@@ -156,6 +156,8 @@ Setup make_setup(std::uint64_t seed, const Cuts& cuts, bool loses_release) {
   world.memory = draw_memory(setup, random);
   world.hesitation = random.pick<Time>({1, 30, 300, 3000}) * kNanosecond;
   world.fates = draw_fates(world.ranks, group >= 6 && group <= 8, random);
+  setup.tile_bytes = random.pick<std::uint64_t>({64, 256, 1024, 128 * 1024});
+  setup.start_bytes = random.pick<std::uint64_t>({0, 256, 1 << 20, 1 << 20});
   world.seed = random.next();
   world.memory.seed = random.next();
   const Time late = random.pick<Time>({0, 100, 20'000}) * kNanosecond;

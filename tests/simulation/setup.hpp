@@ -43,6 +43,8 @@ struct Setup {
   std::vector<sim::Time> starts;  // [ranks]
   std::int64_t most_counts = 0;
   std::uint64_t first_epoch = 0;
+  std::uint64_t tile_bytes = 0;
+  std::uint64_t start_bytes = 0;
   Culprit culprit;
 };
 

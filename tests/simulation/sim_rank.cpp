@@ -53,6 +53,8 @@ SimRank::SimRank(const Setup& setup, sim::World& world, int rank, Losses& losses
       .config = make_config(case_.options, case_.num_ranks),
       .store = case_.stores[index(rank_)] == Store::near ? Store::near : Store::far,
       .most_counts = setup.most_counts,
+      .tile_bytes = setup.tile_bytes,
+      .start_bytes = setup.start_bytes,
       .epoch = setup.first_epoch};
   engine_ = sim::make_sim_engine(world.fabric(rank), options);
   for (int i = 0; i < case_.num_handles; ++i) handles_.push_back(std::make_unique<HandleState>());

@@ -38,11 +38,11 @@ TEST(PrivateBytesTest, ARankWithoutExpertsHasRoomForTokens) {
 }
 
 TEST(TilesForTest, SmallWorkIsOneTileAndLargeWorkHasABound) {
-  EXPECT_EQ(tiles_for(0, 4), 1U);
-  EXPECT_EQ(tiles_for(kTileBytes - 1, 4), 1U);
-  EXPECT_EQ(tiles_for(kTileBytes, 4), 2U);
-  EXPECT_EQ(tiles_for(100 * kTileBytes, 4), 4U);
-  EXPECT_EQ(tiles_for(~std::uint64_t{0}, 16), 16U);
+  EXPECT_EQ(tiles_for(0, 1024, 4), 1U);
+  EXPECT_EQ(tiles_for(1024 - 1, 1024, 4), 1U);
+  EXPECT_EQ(tiles_for(1024, 1024, 4), 2U);
+  EXPECT_EQ(tiles_for(100 * 1024, 1024, 4), 4U);
+  EXPECT_EQ(tiles_for(~std::uint64_t{0}, 1024, 16), 16U);
 }
 
 // One operation never needs more tiles than a board has.
