@@ -23,6 +23,7 @@ struct Options {
   std::uint64_t count = 1;
   std::uint64_t step = 1;
   double minutes = 0;
+  std::uint64_t stop_after = 5;
   bool transcript = false;
   bool shrink = false;
   bool loses_release = false;
@@ -67,7 +68,10 @@ int run_many(const Options& options) {
     ++failed;
     fmt::print("seed {}: {}\n", seed, result.error);
     std::fflush(stdout);
-    if (failed == 5) break;
+    if (failed == options.stop_after) {
+      ++done;
+      break;
+    }
   }
   fmt::print("{} seeds from {}, {} events, {:.0f} s: {} failed\n", done, options.seed, events,
              seconds(), failed);
@@ -83,6 +87,7 @@ int main(int argc, char** argv) {
   auto* count = app.add_option("--count", options.count, "how many seeds");
   app.add_option("--step", options.step, "from one seed to the next");
   app.add_option("--minutes", options.minutes, "as many seeds as this time allows");
+  app.add_option("--stop-after", options.stop_after, "failed seeds");
   app.add_flag("--transcript", options.transcript, "show what happens");
   app.add_flag("--shrink", options.shrink, "look for a smaller run that fails");
   app.add_flag("--loses-release", options.loses_release,

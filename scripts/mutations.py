@@ -1,0 +1,102 @@
+"""The faults that scripts/mutate plants: (name, file, text, text instead, arguments of ubep_fuzz)."""
+
+ENGINE = "src/engine/engine_impl.hpp"
+DISPATCH = "src/engine/dispatch_impl.hpp"
+PLACE = "src/engine/place_impl.hpp"
+PUSH = "src/engine/push_impl.hpp"
+COMBINE = "src/engine/combine_impl.hpp"
+
+MUTATIONS = [
+    # Orderings.
+    ("store_flag without release", None, "", "", ["--loses-release"]),
+    ("no fence after streamed tokens", DISPATCH,
+     "  fabric_.order(Ordering::before_flag);  // orders: this lane's streamed rows before the tile's end\n",
+     "", []),
+    ("no fence after streamed entries of the record", DISPATCH,
+     "  fabric_.order(Ordering::before_flag);  // orders: streamed entries before pub\n", "", []),
+    ("no fence after pushed rows", PUSH,
+     "  fabric_.order(Ordering::before_flag);  // orders: this lane's streamed rows before the tile's end\n",
+     "", []),
+    ("no fence after streamed outputs", COMBINE,
+     "  fabric_.order(Ordering::before_flag);  // orders: this lane's streamed rows before the tile's end\n",
+     "", []),
+    ("pub before the tokens are stored", DISPATCH,
+     "  if (op.announced || !op.send.idle()) return 0;", "  if (op.announced) return 0;", []),
+    ("out before the outputs are stored", COMBINE,
+     "  if (op.announced || !op.send.idle()) return 0;", "  if (op.announced) return 0;", []),
+    ("op line's number before its fields", ENGINE,
+     """  fabric_.commit(range, Store::near);
+  // publishes: the rest of the op line, to agree_on_op() of every peer; without the order a peer
+  // would compare with the line of 4N operations ago.
+  fabric_.store_flag(range.offset, line.seq);""",
+     "  fabric_.store_flag(range.offset, line.seq);\n  fabric_.commit(range, Store::near);", []),
+    ("sent after the first tile of rows", PUSH,
+     "subtract_acq_rel(done) == 0)", "subtract_acq_rel(done) + done == out.num_rows())", []),
+    ("record read before its flag", DISPATCH,
+     "  if (stage == Op::kOpLine && agree_on_op(op, q)) stage = Op::kAnnouncement;",
+     "  if (stage == Op::kOpLine && agree_on_op(op, q)) stage = Op::kRecordHead;", []),
+    # Epochs, slots, credits.
+    ("epoch of a word not compared", ENGINE,
+     "  if (seen <= value) return seen == value;", "  if (seen <= value) return seen != 0;", []),
+    ("credit ignored", DISPATCH, "    if (seen >= status.expected) continue;", "    continue;", []),
+    ("credit of one epoch too early", DISPATCH,
+     "  status.expected = epoch - slots_.size();", "  status.expected = epoch - slots_.size() - 1;",
+     []),
+    ("credit asked for another slot than is taken", DISPATCH,
+     "  h.slot = static_cast<int>(h.epoch % slots_.size());",
+     "  h.slot = static_cast<int>((h.epoch + 1) % slots_.size());", []),
+    ("credit given before the sums are read", COMBINE,
+     "  if (op.sent && op.placed && op.waiting == 0 && op.receive.idle()) {",
+     "  if (op.sent && op.placed && op.waiting == 0) {", []),
+    # Places.
+    ("base of a pushing source off by one", "src/plan/push_plan.cpp",
+     "static_cast<std::uint32_t>(begin + before);",
+     "static_cast<std::uint32_t>(begin + before + 1);", []),
+    ("window of another source", PUSH,
+     "const std::uint64_t window = window_rows(routed, owner) * static_cast<std::uint64_t>(rank_);",
+     "const std::uint64_t window = window_rows(routed, owner) * static_cast<std::uint64_t>(owner);",
+     []),
+    ("base table announced before it is written", PLACE,
+     "  fabric_.commit(all, Store::near);\n  if (!config_.push || sums_bases()) return;",
+     "  if (!config_.push || sums_bases()) return;", []),
+    # Ends of leases.
+    ("released handle gives no credit", ENGINE,
+     "  fabric_.store_flag(own().done(handle.slot), handle.epoch);\n  handle.leased",
+     "  handle.leased", []),
+    ("released handle does not say so", ENGINE,
+     "    fabric_.store_flag(own().out(handle.slot), out_word + 1);", "", []),
+    ("release drops rows that were not pushed yet", ENGINE,
+     "    if (op->unplaced != 0 && handle.kind == OpKind::dispatch) leave_rows(*op);\n", "", []),
+    ("release drops own rows that were not stored yet", ENGINE,
+     "    (void)run_send_tiles(*op);\n    if (op->unplaced", "    if (op->unplaced", []),
+    ("no second look at `sent` after a release was seen", PUSH,
+     """    seen = fabric_.load_flag(q, word_offset);
+    if (seen < op.line.epoch) return released""", "    if (seen < op.line.epoch) return released",
+     []),
+    ("fetch goes on after its operation", ENGINE,
+     "    for (const Range& range : l.slot_areas(slot)) fabric_.abandon(q, range);\n", "", []),
+    # Death and failure.
+    ("credit of the dead is waited for", DISPATCH,
+     "    if (p == rank_ || (lost_ & bit(p)) != 0) continue;", "    if (p == rank_) continue;", []),
+    ("a dead rank's word is not looked at", ENGINE,
+     "  if (seen < value && (lost_ & bit(q)) != 0) give_up_on(op, q);",
+     "  if ((lost_ & bit(q)) != 0) give_up_on(op, q);", []),
+    ("a loss is reported twice", ENGINE, "  reported_ |= bit(q);\n", "", []),
+    ("the rows of the dead keep old bytes", PLACE, "    zero_rows(op, std::countr_zero(rest));",
+     "    (void)rest;", []),
+    ("a plan is replaced under a lane", DISPATCH,
+     "      !op.cached || op.absent == 0 || (op.send.idle() && op.receive.idle());",
+     "      true;", []),
+    ("failure is told while lanes store into inboxes", ENGINE,
+     "  if (failed_.ok() || told_failure_ || !order_.empty()) return;",
+     "  if (failed_.ok() || told_failure_) return;", []),
+    ("an operation's fields are not compared", ENGINE,
+     "    found = compare(op.line, theirs);", "", []),
+    # Sums.
+    ("sums skip a row whose owner is late", COMBINE,
+     "    if ((ready & bit(ref.rank)) == 0) return false;",
+     "    if ((ready & bit(ref.rank)) == 0) continue;", []),
+    ("rows of the lost are summed", COMBINE,
+     "    if ((absent & bit(ref.rank)) != 0) {", "    if ((absent & bit(ref.rank)) != 0 && false) {",
+     []),
+]
