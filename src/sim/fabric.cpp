@@ -22,7 +22,7 @@ SimFabric::SimFabric(World& world, int rank) : world_(world), rank_(rank) {
 }
 
 SimFabric::~SimFabric() {
-  for (auto& [place, fetch] : fetches_) GuardedCopies::all().drop(fetch.copy, place.bytes);
+  for (auto& [place, fetch] : fetches_) drop(place, fetch);
 }
 
 int SimFabric::size() const { return world_.options().ranks; }
@@ -50,19 +50,34 @@ const std::byte* SimFabric::acquire(int rank, Range range) {
     world_.memory_.absorb(rank_);
     return world_.memory_.seen(rank_, rank) + range.offset;
   }
-  const auto [at, is_new] = fetches_.try_emplace({rank, range.offset, range.bytes});
+  return fetch({rank, range.offset, range.bytes});
+}
+
+const std::byte* SimFabric::fetch(const Place& place) {
+  const auto [at, is_new] = fetches_.try_emplace(place);
   Fetch& fetch = at->second;
   if (is_new) {
-    Random& random = world_.random();
-    fetch.at = world_.now() + 2 * world_.latency(rank_, rank) +
-               random.up_to(world_.options().memory.delay) +
-               time_of(range.bytes, world_.options().pod.port);
-    fetch.read_late = random.one_in(2);
-    fetch.copy = GuardedCopies::all().make(range.bytes);
-    if (!fetch.read_late) read(at->first, fetch);
-    world_.queue_.at(fetch.at, world_.node(rank_), 0);
+    fetch.number = ++number_;
+    under_way_.emplace(fetch.number, place);
+    fetch.read_late = world_.random().one_in(2);
+    if (facts_.moves_rows) {
+      fetch.copy = GuardedCopies::all().make(place.bytes);
+      if (!fetch.read_late) read(place, fetch);
+    }
+    world_.start_fetch(rank_, place.rank, place.bytes, fetch.number);
   }
-  return fetch.arrived ? fetch.copy : nullptr;
+  if (!fetch.arrived) return nullptr;
+  return fetch.copy != nullptr ? fetch.copy : world_.memory_.own(place.rank) + place.offset;
+}
+
+void SimFabric::on_event(std::uint64_t fetch) {
+  landed_.push_back(fetch);
+  world_.node(rank_).on_event(0);
+}
+
+void SimFabric::drop(const Place& place, const Fetch& fetch) {
+  if (fetch.copy != nullptr) GuardedCopies::all().drop(fetch.copy, place.bytes);
+  under_way_.erase(fetch.number);
 }
 
 void SimFabric::read(const Place& place, const Fetch& fetch) {
@@ -78,7 +93,7 @@ void SimFabric::release(int rank, Range range) {
                                  range.bytes, range.offset, rank)
                          .c_str());
   }
-  GuardedCopies::all().drop(found->second.copy, range.bytes);
+  drop(found->first, found->second);
   fetches_.erase(found);
 }
 
@@ -87,7 +102,7 @@ void SimFabric::abandon(int rank, Range range) {
     const Place& place = it->first;
     const bool inside = place.rank == rank && place.offset >= range.offset &&
                         place.offset + place.bytes <= range.offset + range.bytes;
-    if (inside) GuardedCopies::all().drop(it->second.copy, place.bytes);
+    if (inside) drop(place, it->second);
     it = inside ? fetches_.erase(it) : std::next(it);
   }
 }
@@ -96,12 +111,16 @@ int SimFabric::progress() {
   if (facts_.mapped) return 0;
   world_.spend(world_.options().pod.lane.poll);
   int done = 0;
-  for (auto& [place, fetch] : fetches_) {
-    if (fetch.arrived || fetch.at > world_.now()) continue;
-    if (fetch.read_late) read(place, fetch);
+  for (const std::uint64_t number : landed_) {
+    const auto found = under_way_.find(number);
+    if (found == under_way_.end()) continue;  // abandoned
+    Fetch& fetch = fetches_.at(found->second);
+    if (fetch.read_late && fetch.copy != nullptr) read(found->second, fetch);
     fetch.arrived = true;
+    under_way_.erase(found);
     ++done;
   }
+  landed_.clear();
   return done;
 }
 

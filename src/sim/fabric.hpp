@@ -21,7 +21,7 @@ namespace ubep::sim {
 
 class World;
 
-class SimFabric {
+class SimFabric final : public Agent {
  public:
   SimFabric(World& world, int rank);
   ~SimFabric();
@@ -50,6 +50,8 @@ class SimFabric {
   PeerState peer_state(int rank) const;
   void set_state(PeerState state);
 
+  void on_event(std::uint64_t fetch) override;  // it has arrived
+
   // What was acquired and not released, fetches under way included: "" or the first of them.
   std::string held() const;
 
@@ -60,22 +62,27 @@ class SimFabric {
     auto operator<=>(const Place&) const = default;
   };
   struct Fetch {
-    Time at = 0;             // when it arrives
+    std::uint64_t number = 0;
     bool read_late = false;  // its bytes are those at the end, not at the start
     bool arrived = false;
-    std::byte* copy = nullptr;
+    std::byte* copy = nullptr;  // null: its rows do not move
   };
 
   void check(std::uint64_t size, Range range, const char* call) const;
   void check_segment(int rank, Range range, const char* call) const;
   void check_inbox(int rank, Range range, const char* call) const;
   void publish(int peer, std::uint64_t offset, std::uint64_t value, const char* call);
+  const std::byte* fetch(const Place& place);
   void read(const Place& place, const Fetch& fetch);
+  void drop(const Place& place, const Fetch& fetch);
 
   World& world_;
   int rank_;
   FabricFacts facts_;
   std::map<Place, Fetch> fetches_;
+  std::map<std::uint64_t, Place> under_way_;  // by number
+  std::vector<std::uint64_t> landed_;         // since the last progress()
+  std::uint64_t number_ = 0;
 };
 
 }  // namespace ubep::sim

@@ -245,6 +245,22 @@ void World::send_put(int from, int to, std::uint64_t bytes, std::uint64_t put) {
   suspend(lane);
 }
 
+void World::start_fetch(int rank, int peer, std::uint64_t bytes, std::uint64_t number) {
+  const Time way = 2 * latency(rank, peer);
+  const Time late = options_.memory.weak ? random_.up_to(options_.memory.delay) : 0;
+  if (!options_.has_links || bytes == 0) {
+    queue_.at(queue_.now() + way + late + time_of(bytes, options_.pod.port), fabric(rank), number);
+    return;
+  }
+  links_.send({.from = peer,
+               .lane = 0,
+               .to = rank,
+               .bytes = bytes,
+               .extra = way / 2 + late,  // the request's way; the bytes take theirs in the links
+               .agent = &fabric(rank),
+               .token = number});
+}
+
 void World::read(int rank, int peer, std::uint64_t bytes) {
   Lane* lane = running_;
   if (!options_.has_links || lane == nullptr) {

@@ -117,6 +117,8 @@ class World {
   Time hesitate() { return random_.up_to(options_.hesitation); }
   // A put of the running lane into an inbox; waits while too much of it is under way.
   void send_put(int from, int to, std::uint64_t bytes, std::uint64_t put);
+  // Bytes of `peer` on their way to `rank`, whose fabric is told when they have arrived.
+  void start_fetch(int rank, int peer, std::uint64_t bytes, std::uint64_t number);
   // Waits until `bytes` of `peer` have been read.
   void read(int rank, int peer, std::uint64_t bytes);
 

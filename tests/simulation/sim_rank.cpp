@@ -57,6 +57,7 @@ SimRank::SimRank(const Setup& setup, sim::World& world, int rank, Losses& losses
       .start_bytes = setup.start_bytes,
       .epoch = setup.first_epoch};
   engine_ = sim::make_sim_engine(world.fabric(rank), options);
+  crew_ = std::make_unique<sim::Crew>(world, rank, *engine_);
   for (int i = 0; i < case_.num_handles; ++i) handles_.push_back(std::make_unique<HandleState>());
 }
 
@@ -78,35 +79,13 @@ void SimRank::live() {
       world_.wait_for_news(rank_, before, world_.now() + patience);
     }
   }
-  over_ = true;
-  call_lanes_in();
+  crew_->end();
   // Some leave while their peers are still at work.
   if (failed_ || is_wrong || random_.one_in(2)) {
     if (is_wrong) losses_.gone |= bit(rank_);
     engine_->close();
     note(-1, "closes");
   }
-}
-
-void SimRank::help(int lane) {
-  while (!over_) {
-    const std::uint64_t before = world_.news(rank_);
-    int done = 0;
-    if (!closed_) {
-      ++inside_;
-      done = engine_->step(lane, world_.options().lanes);
-      --inside_;
-    }
-    if (done != 0) world_.stir(rank_);
-    if (done == 0 && !over_) world_.wait_for_news(rank_, before);
-  }
-}
-
-// Nothing but step() may run beside a start or an end.
-void SimRank::call_lanes_in() {
-  closed_ = true;
-  world_.stir(rank_);
-  while (inside_ != 0) world_.spend(kNanosecond);
 }
 
 bool SimRank::turn() {
@@ -173,7 +152,7 @@ bool SimRank::start_dispatch(int number) {
   HandleState& h = handle_of(number);
   if (is_busy(h)) return false;
   const RankInput& in = input(number);
-  call_lanes_in();
+  crew_->call_in();
   // A lane may have completed what the handle did before: that is looked at first.
   const bool placed = !is_open(op.handle) && place_x(number);
   Status status;
@@ -189,7 +168,7 @@ bool SimRank::start_dispatch(int number) {
                               .topk = op.problem.topk};
     status = engine_->start_dispatch(progress(number).x, routing, options_of(number), h);
   }
-  closed_ = false;
+  crew_->let_out();
   if (!possible || !accept(number, "start_dispatch", status)) return false;
   note(number, fmt::format("dispatch of {} tokens, epoch {}", in.tokens, h.epoch));
   progress(number).stage = Stage::dispatching;
@@ -234,9 +213,9 @@ bool SimRank::end(int number) {
 }
 
 void SimRank::release(int number) {
-  call_lanes_in();
+  crew_->call_in();
   engine_->release(handle_of(number));
-  closed_ = false;
+  crew_->let_out();
   note(number, "released");
   progress(number).stage = Stage::ended;
 }
@@ -254,9 +233,9 @@ bool SimRank::start_combine(int number) {
   p.out = dense(p.out_memory, input(number).tokens, problem);
   CombineArgs args{.out = p.out};
   if (own_y) args.y = y;
-  call_lanes_in();
+  crew_->call_in();
   const Status status = engine_->start_combine(h, args);
-  closed_ = false;
+  crew_->let_out();
   if (!accept(number, "start_combine", status)) return false;
   note(number, "combine");
   p.stage = Stage::combining;

@@ -9,6 +9,7 @@
 
 #include "engine/engine.hpp"
 #include "engine/handle_state.hpp"
+#include "sim/crew.hpp"
 #include "simulation/setup.hpp"
 #include "support/random.hpp"
 
@@ -31,10 +32,10 @@ class SimRank {
  public:
   SimRank(const Setup& setup, sim::World& world, int rank, Losses& losses);
 
-  // Bodies of the rank's first lane, and of its others. Throw std::runtime_error at the first
-  // difference.
+  // Bodies of the rank's first lane, and of its others. The first throws std::runtime_error at the
+  // first difference.
   void live();
-  void help(int lane);
+  void help(int lane) { crew_->help(lane); }
 
   int rank() const { return rank_; }
   bool has_failed() const { return failed_; }
@@ -70,7 +71,6 @@ class SimRank {
   void check_agreed(int number, std::uint64_t others) const;
   bool accept(int number, const char* what, const Status& status);
   [[noreturn]] void fail(int number, const std::string& what) const;
-  void call_lanes_in();
   void note(int number, const std::string& text);
 
   bool is_culprit(int number) const;
@@ -88,16 +88,13 @@ class SimRank {
   Losses& losses_;
   Random random_;
   std::shared_ptr<Engine> engine_;
+  std::unique_ptr<sim::Crew> crew_;
   std::vector<std::unique_ptr<HandleState>> handles_;
   std::vector<Progress> progress_;  // [operations]
   std::size_t next_ = 0;            // event
   std::uint64_t reported_ = 0;      // losses
   bool failed_ = false;
   sim::Time progressed_ = 0;
-  // Lanes step only while the first one starts and ends nothing.
-  bool over_ = false;
-  bool closed_ = false;
-  int inside_ = 0;
 };
 
 }  // namespace ubep::test

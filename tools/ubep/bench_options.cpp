@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <filesystem>
 
+#include "tools/ubep/enum_option.hpp"
 #include "tools/ubep/input_error.hpp"
 #include "tools/ubep/numbers.hpp"
 #include "tools/ubep/presets.hpp"
@@ -14,16 +15,6 @@ namespace ubep::tools {
 namespace {
 
 constexpr int kMaxRanks = 64;
-
-template <class Enum>
-Enum one_of(const std::string& text, const char* option, std::initializer_list<Enum> values) {
-  std::string all;
-  for (Enum value : values) {
-    if (text == name(value)) return value;
-    all += (all.empty() ? "" : ", ") + std::string(name(value));
-  }
-  throw InputError(fmt::format("{}: '{}' is not one of {}", option, text, all));
-}
 
 Path path_of(const std::string& text, const char* option) {
   return one_of(text, option,
@@ -126,7 +117,7 @@ void add_bench_options(CLI::App& app, BenchOptions& o) {
 }
 
 void resolve_bench_options(const CLI::App& app, BenchOptions& o) {
-  o.dtype_value = one_of(o.dtype, "--dtype", {DType::bf16, DType::fp16, DType::fp32});
+  o.dtype_value = dtype_of(o.dtype);
   o.store_value = one_of(o.store, "--store", {Store::automatic, Store::near, Store::far});
   if (o.activations != "in-place" && o.activations != "copied" && o.activations != "both") {
     throw InputError("--activations: '" + o.activations + "' is not one of in-place, copied, both");

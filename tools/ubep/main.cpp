@@ -8,6 +8,7 @@
 #include "tools/ubep/exit_code.hpp"
 #include "tools/ubep/launched.hpp"
 #include "tools/ubep/run.hpp"
+#include "tools/ubep/sim.hpp"
 #include "ubep/ubep.hpp"
 
 int main(int argc, char** argv) {
@@ -22,9 +23,17 @@ int main(int argc, char** argv) {
   RunOptions run;
   CLI::App* run_app = app.add_subcommand("run", "run a MoE layer over a safetensors file");
   add_run_options(*run_app, run);
+#ifdef UBEP_HAVE_SIM
+  SimCommand sim;
+  CLI::App* sim_app = app.add_subcommand("sim", "dispatch and combine on a pod, in virtual time");
+  add_sim_options(*sim_app, sim);
+#endif
   try {
     app.parse(argc, argv);
     if (bench_app->parsed()) return run_bench(*bench_app, bench);
+#ifdef UBEP_HAVE_SIM
+    if (sim_app->parsed()) return run_sim(*sim_app, sim);
+#endif
     take_world(*run_app, run.ranks);
     return run_file(run);
   } catch (const CLI::ParseError& error) {

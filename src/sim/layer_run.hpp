@@ -1,0 +1,47 @@
+// One MoE layer's dispatch and combine on a pod: every rank runs the library's engine.
+//
+// Ranks start together. Experts take no time: what is between dispatch and combine is the first
+// read of the received rows. Routing is uniform: each token has `topk` different experts.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "sim/pod.hpp"
+#include "ubep/types.hpp"
+
+namespace ubep::sim {
+
+struct LayerOptions {
+  Pod pod;
+  int ranks = 0;
+  int lanes = 1;
+  int tokens = 0;  // of each rank
+  int hidden = 0;
+  int topk = 0;
+  int experts = 0;
+  DType dtype = DType::bf16;
+  Layout layout = Layout::expert_major;
+  Path path = Path::push;   // read needs mapped memory; the others fetch what they read
+  bool moves_rows = false;  // and then compares what comes back; times are the same
+  std::uint64_t seed = 1;
+};
+
+// Of one rank, from the common start to the end of each part.
+struct RankTimes {
+  Time dispatch = 0;
+  Time first_read = 0;
+  Time combine = 0;
+};
+
+struct LayerResult {
+  std::vector<RankTimes> ranks;
+  std::uint64_t events = 0;
+  std::uint64_t bytes_sent = 0;
+  std::int64_t wrong_rows = 0;  // of combined rows, where rows move
+};
+
+// Throws ubep::Error(invalid_argument) when the pod has fewer ranks, or options do not go together.
+LayerResult run_layer(const LayerOptions& options);
+
+}  // namespace ubep::sim

@@ -1,0 +1,158 @@
+#include "tools/ubep/sim.hpp"
+
+#include <fmt/format.h>
+#include <sys/resource.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "sim/layer_run.hpp"
+#include "tools/ubep/atomic_file.hpp"
+#include "tools/ubep/enum_option.hpp"
+#include "tools/ubep/exit_code.hpp"
+#include "tools/ubep/presets.hpp"
+#include "tools/ubep/summary.hpp"
+
+namespace ubep::tools {
+namespace {
+
+struct Cost {
+  double seconds = 0;
+  double memory_gib = 0;
+};
+
+sim::LayerOptions resolve(const CLI::App& app, SimCommand& c) {
+  sim::LayerOptions o;
+  if (!c.preset.empty()) {
+    const Preset preset = find_preset(c.preset);
+    if (app.count("--hidden") == 0) c.hidden = preset.hidden;
+    if (app.count("--experts") == 0) c.experts = preset.experts;
+    if (app.count("--topk") == 0) c.topk = preset.topk;
+    if (app.count("--tokens") == 0) c.tokens = preset.tokens_per_rank.back();
+  }
+  o.pod = sim::read_pod(c.pod);
+  o.ranks = c.ranks == 0 ? o.pod.ranks : c.ranks;
+  o.lanes = c.lanes == 0 ? o.pod.lanes : c.lanes;
+  o.tokens = c.tokens;
+  o.hidden = c.hidden;
+  o.topk = c.topk;
+  o.experts = c.experts;
+  o.dtype = dtype_of(c.dtype);
+  o.layout = one_of(c.layout, "--layout", {Layout::rank_major, Layout::expert_major});
+  o.path =
+      one_of(c.path, "--path", {Path::read, Path::pull, Path::push, Path::bsp, Path::allgather});
+  o.moves_rows = c.payload;
+  o.seed = c.seed;
+  return o;
+}
+
+Summary microseconds(const sim::LayerResult& result, sim::Time sim::RankTimes::*end,
+                     sim::Time sim::RankTimes::*begin) {
+  std::vector<double> values;
+  for (const sim::RankTimes& times : result.ranks) {
+    const sim::Time from = begin == nullptr ? 0 : times.*begin;
+    values.push_back(static_cast<double>(times.*end - from) / double{sim::kMicrosecond});
+  }
+  return summarize(std::move(values));
+}
+
+void print(const sim::LayerOptions& o, const sim::LayerResult& result, const Cost& cost,
+           std::FILE* to) {
+  fmt::print(to,
+             "pod {}: {} ranks, {} lanes; {} tokens x top-{} of {} experts, hidden {}, {}, {}, "
+             "path {}, seed {}\n",
+             o.pod.name, o.ranks, o.lanes, o.tokens, o.topk, o.experts, o.hidden, name(o.dtype),
+             name(o.layout), name(o.path), o.seed);
+  fmt::print(to, "virtual us     min       p50       p99       max   over ranks\n");
+  const auto line = [&](const char* what, const Summary& s) {
+    fmt::print(to, "{:10}{:9.2f} {:9.2f} {:9.2f} {:9.2f}\n", what, s.min, s.p50, s.p99, s.max);
+  };
+  line("dispatch", microseconds(result, &sim::RankTimes::dispatch, nullptr));
+  line("first read", microseconds(result, &sim::RankTimes::first_read, &sim::RankTimes::dispatch));
+  line("combine", microseconds(result, &sim::RankTimes::combine, &sim::RankTimes::first_read));
+  line("all", microseconds(result, &sim::RankTimes::combine, nullptr));
+  fmt::print(to, "sent {:.3f} GB; {} events in {:.2f} s: {:.2f} M/s; {:.2f} GiB of memory\n",
+             static_cast<double>(result.bytes_sent) * 1e-9, result.events, cost.seconds,
+             static_cast<double>(result.events) * 1e-6 / cost.seconds, cost.memory_gib);
+  if (o.moves_rows) {
+    fmt::print(to, "check: {} of {} combined rows are wrong\n", result.wrong_rows,
+               std::int64_t{o.ranks} * o.tokens);
+  }
+}
+
+nlohmann::json to_json(const sim::LayerOptions& o, const sim::LayerResult& result,
+                       const Cost& cost) {
+  const auto times = [&](sim::Time sim::RankTimes::*end, sim::Time sim::RankTimes::*begin) {
+    const Summary s = microseconds(result, end, begin);
+    return nlohmann::json{{"min", s.min}, {"p50", s.p50}, {"p99", s.p99}, {"max", s.max}};
+  };
+  nlohmann::json json{
+      {"pod", o.pod.name},
+      {"ranks", o.ranks},
+      {"lanes", o.lanes},
+      {"tokens", o.tokens},
+      {"hidden", o.hidden},
+      {"topk", o.topk},
+      {"experts", o.experts},
+      {"dtype", name(o.dtype)},
+      {"layout", name(o.layout)},
+      {"path", name(o.path)},
+      {"seed", o.seed},
+      {"dispatch_us", times(&sim::RankTimes::dispatch, nullptr)},
+      {"first_read_us", times(&sim::RankTimes::first_read, &sim::RankTimes::dispatch)},
+      {"combine_us", times(&sim::RankTimes::combine, &sim::RankTimes::first_read)},
+      {"total_us", times(&sim::RankTimes::combine, nullptr)},
+      {"bytes_sent", result.bytes_sent},
+      {"events", result.events},
+      {"wall_s", cost.seconds},
+      {"memory_gib", cost.memory_gib}};
+  if (o.moves_rows) json["check"] = {{"wrong_rows", result.wrong_rows}};
+  return json;
+}
+
+}  // namespace
+
+void add_sim_options(CLI::App& app, SimCommand& c) {
+  const auto count = CLI::Range(1, 1 << 20);
+  app.add_option("--pod", c.pod, "file that describes the pod, e.g. pods/generic.json")->required();
+  app.add_option("--ranks", c.ranks, "ranks that take part (all of the pod)")->check(count);
+  app.add_option("--lanes", c.lanes, "lanes of each rank (the pod's)")->check(CLI::Range(1, 64));
+  app.add_option("--tokens", c.tokens, "tokens of each rank")
+      ->check(CLI::Range(0, 1 << 16))
+      ->capture_default_str();
+  app.add_option("--hidden", c.hidden, "elements of a row")->check(count)->capture_default_str();
+  app.add_option("--topk", c.topk, "experts per token")->check(count)->capture_default_str();
+  app.add_option("--experts", c.experts, "experts of all ranks")
+      ->check(CLI::Range(1, 65535))
+      ->capture_default_str();
+  app.add_option("--preset", c.preset, "shape of a model, e.g. deepseek-v3-decode");
+  app.add_option("--dtype", c.dtype, "bf16, fp16 or fp32")->capture_default_str();
+  app.add_option("--layout", c.layout, "rank_major or expert_major")->capture_default_str();
+  app.add_option("--path", c.path, "read, pull, push, bsp or allgather")->capture_default_str();
+  app.add_option("--seed", c.seed, "of routing and jitter")->capture_default_str();
+  app.add_flag("--payload", c.payload, "move the rows, too, and compare what comes back");
+  app.add_option("--json", c.json, "write the result as JSON to a file, or - for standard output");
+}
+
+int run_sim(const CLI::App& app, SimCommand& command) {
+  const sim::LayerOptions options = resolve(app, command);
+  const auto start = std::chrono::steady_clock::now();
+  const sim::LayerResult result = sim::run_layer(options);
+  const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - start;
+  rusage usage = {};
+  getrusage(RUSAGE_SELF, &usage);
+  const Cost cost{wall.count(), static_cast<double>(usage.ru_maxrss) / (1 << 20)};
+  print(options, result, cost, command.json == "-" ? stderr : stdout);
+  const std::string json =
+      command.json.empty() ? "" : to_json(options, result, cost).dump(2) + "\n";
+  if (command.json == "-") {
+    fmt::print("{}", json);
+  } else if (!command.json.empty()) {
+    write_file(command.json, json);
+  }
+  return result.wrong_rows == 0 ? kOk : kCheckFailed;
+}
+
+}  // namespace ubep::tools
