@@ -189,6 +189,7 @@ EngineImpl<F>::EngineImpl(F& fabric, const EngineOptions& options)
       lost_(config_.size),
       reported_(config_.size),
       how_lost_(static_cast<std::size_t>(config_.size)) {
+  if (config_.size > kMostRanks) broken_invariant("more ranks than an engine takes");
   layouts_.reserve(static_cast<std::size_t>(config_.size));
   for (int r = 0; r < config_.size; ++r) layouts_.emplace_back(config_, r);
   for (Slot& slot : slots_) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "support/random.hpp"
@@ -42,7 +43,9 @@ template <class Set>
 void expect_same(const Set& set, const std::set<int>& want, int size) {
   EXPECT_EQ(ranks_of(set), ranks_of(want));
   EXPECT_EQ(set.empty(), want.empty());
-  if (!want.empty()) EXPECT_EQ(set.first(), *want.begin());
+  if (!want.empty()) {
+    EXPECT_EQ(set.first(), *want.begin());
+  }
   std::uint64_t low = 0;
   for (int rank = 0; rank < size; ++rank) {
     EXPECT_EQ(set.contains(rank), want.count(rank) != 0) << "rank " << rank;
