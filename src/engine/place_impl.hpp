@@ -11,10 +11,12 @@ template <Fabric F>
 std::byte* EngineImpl<F>::rows_area(const Op& op) {
   HandleState& h = *op.handle;
   const DispatchOptions& options = h.routed->options;
-  RankSet pushers = op.pushers;
-  pushers -= op.absent;
-  const bool pushed_in_place = !pushers.empty() && !to_windows(*h.routed);
-  if (options.in_place && !pushed_in_place) return static_cast<std::byte*>(h.output.data);
+  if (options.in_place) {
+    RankSet pushers = op.pushers;
+    pushers -= op.absent;
+    const bool pushed_in_place = !pushers.empty() && !to_windows(*h.routed);
+    if (!pushed_in_place) return static_cast<std::byte*>(h.output.data);
+  }
   const bool packed_from_windows = options.contiguous || options.path == Path::bsp;
   if (!config_.push || packed_from_windows) return slot_of(h).rows.data();
   return fabric_.inbox(own().rows(h.slot, 1, 0, own().y_area_bytes()));
@@ -56,6 +58,7 @@ void EngineImpl<F>::add_copies(Op& op) {
   const bool bulk = h.routed->options.path == Path::bsp;
   if (bulk && (!op.placed || !op.sent || !op.coming.empty())) return;
   if (!op.placed && !copies_at_once(h)) return;
+  if (h.sources == op.copying) return;
   RankSet ready = h.sources;
   ready -= op.copying;
   ready -= op.coming;

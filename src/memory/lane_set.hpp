@@ -13,9 +13,7 @@ class LaneSet {
  public:
   // Each word is published by itself: a lane may see some ranks of a new set before others.
   void store_release(const RankSet& ranks) {
-    for (std::size_t i = 0; i < ranks.words().size(); ++i) {
-      words_[i].store_release(ranks.words()[i]);
-    }
+    ranks.for_each_word([&](std::size_t i, std::uint64_t word) { words_[i].store_release(word); });
   }
   // Whether `rank` is in the set; then what was stored before it was put there is visible.
   bool load_acquire(int rank) const {
