@@ -9,8 +9,8 @@
 
 namespace ubep {
 
-inline constexpr int kMaxRanks = 64;
-inline constexpr int kMostRanks = 1024;  // simulated
+inline constexpr int kMaxRanks = 64;     // of a communicator, and of the fabric shm
+inline constexpr int kMostRanks = 1024;  // of an engine
 inline constexpr int kMaxTopk = 64;
 inline constexpr int kMaxSlots = 16;
 inline constexpr int kMaxExperts = 65535;

@@ -140,18 +140,21 @@ template <Fabric F>
 int EngineImpl<F>::advance_combine(Op& op) {
   HandleState& h = *op.handle;
   int done = announce_outputs(op);
-  const std::uint64_t before = op.waiting;
-  for (std::uint64_t rest = op.waiting; rest != 0; rest &= rest - 1) {
-    const int q = std::countr_zero(rest);
-    if (advance_owner(op, q)) op.waiting &= ~bit(q);
-  }
+  bool changed = false;
+  op.waiting.for_each([&](int q) {
+    if (advance_owner(op, q)) op.waiting.erase(q);
+    changed = changed || !op.waiting.contains(q);  // ready, or given up
+  });
   if (!failed_.ok()) return done;
-  if (op.waiting != before) {
+  if (changed) {
     ++done;
     // publishes: who is absent, to gather_token() on any lane, before `ready` says so of them.
     op.lost.store_release(op.absent);
-    // publishes: the bases of these owners, to gather_token() on any lane.
-    op.ready.store_release(h.routed->send.owners & ~op.waiting);
+    RankSet ready = h.routed->send.owners;
+    ready -= op.waiting;
+    // publishes: the bases of these owners, to gather_token() on any lane; without the order it
+    // would take addresses from half a table.
+    op.ready.store_release(ready);
   }
   if (op.sent && !op.placed) {
     const std::uint32_t tokens = h.routed->send.num_tokens;
@@ -159,7 +162,7 @@ int EngineImpl<F>::advance_combine(Op& op) {
     op.placed = true;
     ++done;
   }
-  if (op.sent && op.placed && op.waiting == 0 && op.receive.idle()) {
+  if (op.sent && op.placed && op.waiting.empty() && op.receive.idle()) {
     // publishes: all my reads of this epoch are over, to next_slot() of every peer; without the
     // order they would overwrite rows that are still being summed.
     fabric_.store_flag(own().done(h.slot), h.epoch);
@@ -256,17 +259,15 @@ bool EngineImpl<F>::gather_token(Op& op, std::uint32_t token, TokenRows& out) {
   const std::uint64_t stride = stride_of(h);
   const bool back = h.routed->options.path == Path::bsp;
   const bool own_sums = h.routed->options.weighting == Weighting::owner;
-  // acquires: bases of the owners in it; written by advance_combine().
-  const std::uint64_t ready = op.ready.load_acquire();
-  // acquires: which of the ready ones are absent; at least as new as `ready`.
-  const std::uint64_t absent = op.lost.load_acquire();
   out.count = 0;
   out.complete = true;
   bool open = false;  // the last row taken is not the end of its partial sum
   for (std::uint32_t i = plan.ref_begin[token]; i < plan.ref_begin[token + 1]; ++i) {
     const RowRef ref = plan.refs[i];
-    if ((ready & bit(ref.rank)) == 0) return false;
-    if ((absent & bit(ref.rank)) != 0) {
+    // acquires: the bases of this owner and whether it is absent; advance_combine() stored both
+    // before. Without the order the address would come from half a table.
+    if (!op.ready.load_acquire(ref.rank)) return false;
+    if (op.lost.load_acquire(ref.rank)) {  // acquires: nothing more; `ready` was looked at first
       // With allgather the sums of all ranks are read, of some only zeros.
       if (!h.routed->shape.every_token || plan.has_entry(ref.rank, token)) out.complete = false;
       continue;
@@ -329,7 +330,7 @@ int EngineImpl<F>::reduce_tokens(Op& op, Tile& tile) {
     for (std::uint32_t i = plan.ref_begin[tile.next]; i < plan.ref_begin[tile.next + 1]; ++i) {
       const RowRef ref = plan.refs[i];
       // acquires: who is absent, as gather_token() saw it.
-      if (ref.rank == rank_ || back || (op.lost.load_acquire() & bit(ref.rank)) != 0) continue;
+      if (ref.rank == rank_ || back || op.lost.load_acquire(ref.rank)) continue;
       const std::uint64_t row =
           std::uint64_t{op.bases[op.first_base[ref.rank] + ref.group]} + ref.index;
       fabric_.release(ref.rank, layout(ref.rank).y(h.slot, stride_of(h), row, 1));

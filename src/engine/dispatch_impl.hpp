@@ -30,15 +30,15 @@ Status EngineImpl<F>::next_slot(bool uses_input, std::uint64_t& epoch) const {
   status.word = Word::done;
   status.expected = epoch - slots_.size();
   for (int p = config_.size - 1; p >= 0; --p) {
-    if (p == rank_ || (lost_ & bit(p)) != 0) continue;
+    if (p == rank_ || lost_.contains(p)) continue;
     // acquires: the end of p's reads of this slot; without it rows would change under p.
     const std::uint64_t seen = fabric_.load_flag(p, layout(p).done(slot));
     if (seen >= status.expected) continue;
-    status.missing |= bit(p);
+    status.missing |= low_bit(p);
     status.peer = static_cast<std::int16_t>(p);
     status.seen = seen;
   }
-  return status.missing == 0 ? Status{} : status;
+  return status.peer < 0 ? Status{} : status;
 }
 
 template <Fabric F>
@@ -139,7 +139,7 @@ void EngineImpl<F>::begin_dispatch(const ConstRows& x, HandleState& h, bool cach
   h.x = x;
   h.leased = true;
   h.kind = OpKind::dispatch;
-  h.sources = 0;
+  h.sources = RankSet(config_.size);
   h.stats = {.path = h.routed->options.path, .store = store_, .reason = h.routed->reason};
   h.state.store_release(HandleState::pending);  // publishes: nothing; this thread starts it
   slot_of(h).leased = true;
@@ -150,7 +150,7 @@ void EngineImpl<F>::begin_dispatch(const ConstRows& x, HandleState& h, bool cach
   op.handle = &h;
   op.cached = cached;
   op.line = next_line(h, OpKind::dispatch);
-  op.waiting = (config_.size == 64 ? 0 : bit(config_.size)) - 1;
+  op.waiting = RankSet::all(config_.size);
   order_.push_back(&op);
   bind_rows(op);
   if (!cached) {
@@ -248,27 +248,26 @@ template <Fabric F>
 int EngineImpl<F>::advance_dispatch(Op& op) {
   HandleState& h = *op.handle;
   int done = announce_rows(op);
-  for (std::uint64_t rest = op.waiting; rest != 0; rest &= rest - 1) {
-    const int q = std::countr_zero(rest);
-    if (!advance_source(op, q)) continue;
-    op.waiting &= ~bit(q);
-    h.sources |= bit(q);
+  op.waiting.for_each([&](int q) {
+    if (!advance_source(op, q)) return;
+    op.waiting.erase(q);
+    h.sources.insert(q);
     source_arrived(op, q);
     ++done;
-  }
+  });
   if (failed_.ok() && !op.sent && op.announced) done += find_bases(op);
-  if (failed_.ok() && op.coming != 0) done += look_for_rows(op);
+  if (failed_.ok() && !op.coming.empty()) done += look_for_rows(op);
   if (!failed_.ok()) return done;
   // Replacing a repeated plan: no lane may still be at work by the old one.
   const bool may_replace_plan =
-      !op.cached || op.absent == 0 || (op.send.idle() && op.receive.idle());
-  if (op.waiting == 0 && !op.placed && may_replace_plan) {
+      !op.cached || op.absent.empty() || (op.send.idle() && op.receive.idle());
+  if (op.waiting.empty() && !op.placed && may_replace_plan) {
     place_rows(op);
     op.placed = true;
     ++done;
   }
   add_copies(op);
-  if (op.placed && op.sent && op.coming == 0 && op.receive.idle()) {
+  if (op.placed && op.sent && op.coming.empty() && op.receive.idle()) {
     show_received(op);
     report_overflow(op);
     finish(op);

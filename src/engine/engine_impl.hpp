@@ -5,7 +5,6 @@
 #pragma once
 
 #include <array>
-#include <bit>
 #include <cstring>
 #include <memory>
 #include <span>
@@ -46,7 +45,6 @@ class EngineImpl final : public Engine {
 
  private:
   // engine_impl.hpp
-  static std::uint64_t bit(int rank) { return std::uint64_t{1} << rank; }
   static std::uint64_t stride_of(const ConstRows& rows) {
     return round_up(static_cast<std::uint64_t>(rows.row_bytes()), kLineBytes);
   }
@@ -71,7 +69,8 @@ class EngineImpl final : public Engine {
   void tell_failure();
   int retire(Op& op, const Status& status);
   int retire_all(const Status& status);
-  void abandon_fetches(const Op& op, std::uint64_t ranks);
+  void abandon_fetches(const Op& op);
+  void abandon_fetches(const Op& op, int q);
   void finish(Op& op);
   Status status_of(const Op& op, Code code) const;
   Status describe_wait(const HandleState& handle) const;
@@ -134,6 +133,8 @@ class EngineImpl final : public Engine {
   int look_for_rows(Op& op);
   enum class Fate : std::uint8_t { waiting, stored, lost, released };
   Fate fate_of(Op& op, int q, std::uint64_t word_offset);
+  Fate sum_bases_at(Op& op, int owner);
+  Fate read_bases_at(Op& op, int owner);
   void leave_rows(Op& op);
   void zero_rows(Op& op, int q);
   void layout_bases(Op& op);
@@ -170,9 +171,9 @@ class EngineImpl final : public Engine {
   bool input_reserved_ = false;
   bool input_in_slot_ = false;
   const void* input_data_ = nullptr;
-  std::uint64_t lost_ = 0;      // bit p: rank p died, left or failed
-  std::uint64_t reported_ = 0;  // those that an operation has returned peer_lost for
-  std::array<const char*, kMaxRanks> how_lost_ = {};
+  RankSet lost_;      // ranks that died, left or failed
+  RankSet reported_;  // those that an operation has returned peer_lost for
+  std::vector<const char*> how_lost_;
   Status failed_;  // mismatch or corrupt: the end of this communicator
   bool told_failure_ = false;
   bool closed_ = false;
@@ -191,7 +192,12 @@ EngineImpl<F>::EngineImpl(F& fabric, const EngineOptions& options)
       slots_(static_cast<std::size_t>(config_.slots)),
       first_(options.epoch),
       seq_(options.epoch),
-      epoch_(options.epoch) {
+      epoch_(options.epoch),
+      lost_(config_.size),
+      reported_(config_.size),
+      how_lost_(static_cast<std::size_t>(config_.size)) {
+  if (config_.size > kMostRanks) broken_invariant("more ranks than an engine takes");
+  layouts_.reserve(static_cast<std::size_t>(config_.size));
   for (int r = 0; r < config_.size; ++r) layouts_.emplace_back(config_, r);
   for (Slot& slot : slots_) {
     slot.x = PrivateRows(own().x_area_bytes());
@@ -215,15 +221,17 @@ Op& EngineImpl<F>::free_op() {
   for (const auto& op : ops_) {
     if (op->line.kind != OpKind::none) continue;
     op->cached = op->announced = op->sent = op->placed = false;
-    op->unplaced = op->pushers = op->coming = op->unsent = op->copying = 0;
+    for (RankSet* set :
+         {&op->absent, &op->unplaced, &op->pushers, &op->coming, &op->unsent, &op->copying}) {
+      set->clear();
+    }
     op->status = {};
-    op->absent = 0;
-    op->stage.fill(Op::kOpLine);
+    std::fill(op->stage.begin(), op->stage.end(), Op::kOpLine);
     op->send.clear();
     op->receive.clear();
-    op->copied.store_release(0);  // publishes: nothing; no tile is out yet
-    op->lost.store_release(0);    // publishes: nothing; no tile is out yet
-    op->ready.store_release(0);   // publishes: nothing; likewise
+    op->copied.store_release(0);          // publishes: nothing; no tile is out yet
+    op->lost.store_release(op->absent);   // publishes: nothing, the set is empty; likewise
+    op->ready.store_release(op->absent);  // publishes: nothing; likewise
     return *op;
   }
   broken_invariant("more operations pending than leases");
@@ -278,7 +286,7 @@ int EngineImpl<F>::retire(Op& op, const Status& status) {
   op.send.drop();
   op.receive.drop();
   if (!op.send.idle() || !op.receive.idle()) return 0;
-  abandon_fetches(op, ~std::uint64_t{0});
+  abandon_fetches(op);
   op.status = status;
   std::fill(op.handle->valid.begin(), op.handle->valid.end(), std::uint8_t{0});
   finish(op);
@@ -299,15 +307,19 @@ int EngineImpl<F>::retire_all(const Status& status) {
 
 // Calls off what was being fetched for an operation: it would be taken for a later epoch's.
 template <Fabric F>
-void EngineImpl<F>::abandon_fetches(const Op& op, std::uint64_t ranks) {
+void EngineImpl<F>::abandon_fetches(const Op& op) {
   if (fabric_.facts().mapped) return;
-  const int slot = op.handle->slot;
   for (int q = 0; q < config_.size; ++q) {
-    if (q == rank_ || (ranks & bit(q)) == 0) continue;
-    const SegmentLayout& l = layout(q);
-    fabric_.abandon(q, {l.op(op.line.seq), sizeof(OpLine)});
-    for (const Range& range : l.slot_areas(slot)) fabric_.abandon(q, range);
+    if (q != rank_) abandon_fetches(op, q);
   }
+}
+
+template <Fabric F>
+void EngineImpl<F>::abandon_fetches(const Op& op, int q) {
+  if (fabric_.facts().mapped) return;
+  const SegmentLayout& l = layout(q);
+  fabric_.abandon(q, {l.op(op.line.seq), sizeof(OpLine)});
+  for (const Range& range : l.slot_areas(op.handle->slot)) fabric_.abandon(q, range);
 }
 
 template <Fabric F>
@@ -431,7 +443,7 @@ template <Fabric F>
 bool EngineImpl<F>::announced(Op& op, int q, std::uint64_t word_offset, std::uint64_t value) {
   // acquires: what q stored before the word (op line, record and rows, or outputs and bases).
   const std::uint64_t seen = fabric_.load_flag(q, word_offset);
-  if (seen < value && (lost_ & bit(q)) != 0) give_up_on(op, q);
+  if (seen < value && lost_.contains(q)) give_up_on(op, q);
   if (seen <= value) return seen == value;
   Status status = status_of(op, Code::corrupt);
   const bool released = op.line.kind == OpKind::combine && value == 2 * op.line.epoch &&
@@ -448,22 +460,22 @@ bool EngineImpl<F>::announced(Op& op, int q, std::uint64_t word_offset, std::uin
 
 template <Fabric F>
 void EngineImpl<F>::give_up_on(Op& op, int q) {
-  op.waiting &= ~bit(q);
-  op.absent |= bit(q);
-  abandon_fetches(op, bit(q));
+  op.waiting.erase(q);
+  op.absent.insert(q);
+  abandon_fetches(op, q);
   report_loss(op, q);
 }
 
 template <Fabric F>
 void EngineImpl<F>::report_loss(Op& op, int q) {
-  if ((reported_ & bit(q)) != 0) return;
-  reported_ |= bit(q);
+  if (reported_.contains(q)) return;
+  reported_.insert(q);
   if (op.status.ok()) {
     op.status = status_of(op, Code::peer_lost);
     op.status.peer = static_cast<std::int16_t>(q);
     op.status.what = how_lost_[static_cast<std::size_t>(q)];
   }
-  op.status.missing |= bit(q);
+  op.status.missing |= low_bit(q);
 }
 
 template <Fabric F>
@@ -471,10 +483,10 @@ void EngineImpl<F>::look_for_losses() {
   // claims: the control part, which owns `lost_`; another lane in it will look next time.
   if (!control_.try_claim(1, 0)) return;
   for (int p = 0; p < config_.size; ++p) {
-    if (p == rank_ || (lost_ & bit(p)) != 0) continue;
+    if (p == rank_ || lost_.contains(p)) continue;
     const PeerState state = fabric_.peer_state(p);
     if (state == PeerState::live || state == PeerState::joining) continue;
-    lost_ |= bit(p);
+    lost_.insert(p);
     how_lost_[static_cast<std::size_t>(p)] = state == PeerState::left     ? "left"
                                              : state == PeerState::failed ? "failed"
                                                                           : "dead";
@@ -501,11 +513,12 @@ Status EngineImpl<F>::describe_wait(const HandleState& handle) const {
   const Op* op = find(handle);
   if (op == nullptr) return not_ready(handle.kind, "the operation is not pending");
   Status status = status_of(*op, Code::not_ready);
-  status.missing = op->waiting;
-  if (op->waiting == 0 && (op->unplaced | op->coming) != 0) {
-    const bool bases = op->unplaced != 0;
-    status.missing = bases ? op->unplaced : op->coming;
-    const int q = std::countr_zero(status.missing);
+  status.missing = op->waiting.low();
+  if (op->waiting.empty() && !(op->unplaced.empty() && op->coming.empty())) {
+    const bool bases = !op->unplaced.empty();
+    const RankSet& missing = bases ? op->unplaced : op->coming;
+    const int q = missing.first();
+    status.missing = missing.low();
     status.peer = static_cast<std::int16_t>(q);
     status.word = bases ? Word::base : Word::sent;
     status.expected = op->line.epoch;
@@ -514,11 +527,11 @@ Status EngineImpl<F>::describe_wait(const HandleState& handle) const {
     status.seen = fabric_.load_flag(q, bases ? l.base(handle.slot) : l.sent(handle.slot, rank_));
     return status;
   }
-  if (op->waiting == 0) {
+  if (op->waiting.empty()) {
     status.what = "own work is not done: step() it";
     return status;
   }
-  const int q = std::countr_zero(op->waiting);
+  const int q = op->waiting.first();
   const bool dispatching = op->line.kind == OpKind::dispatch;
   const bool started = op->stage[static_cast<std::size_t>(q)] != Op::kOpLine;
   status.peer = static_cast<std::int16_t>(q);
@@ -545,10 +558,10 @@ void EngineImpl<F>::release(HandleState& handle) {
   }
   if (op != nullptr) {
     op->receive.drop();
-    abandon_fetches(*op, ~std::uint64_t{0});
+    abandon_fetches(*op);
     // Own rows need nobody, their source may be gone afterwards, and peers still count on them.
     (void)run_send_tiles(*op);
-    if (op->unplaced != 0 && handle.kind == OpKind::dispatch) leave_rows(*op);
+    if (!op->unplaced.empty() && handle.kind == OpKind::dispatch) leave_rows(*op);
     (void)(outputs_published ? announce_outputs(*op) : announce_rows(*op));
     finish(*op);
     handle.kind = OpKind::none;  // nothing to poll or wait for any more

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/rank_set.hpp"
 #include "memory/word.hpp"
 #include "plan/receive_plan.hpp"
 #include "plan/send_plan.hpp"
@@ -47,7 +48,7 @@ struct HandleState {
   bool leased = false;
   int slot = 0;
   ConstRows x;
-  std::uint64_t sources = 0;  // ranks whose rows arrived
+  RankSet sources;  // ranks whose rows arrived
   Received received;
   Rows output;
   std::vector<const std::byte*> row_table;

@@ -4,10 +4,12 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
-#include "base/group_config.hpp"
+#include "base/rank_set.hpp"
 #include "engine/handle_state.hpp"
 #include "engine/tile_board.hpp"
+#include "memory/lane_set.hpp"
 #include "memory/private_rows.hpp"
 #include "protocol/op_line.hpp"
 #include "ubep/combine.hpp"
@@ -27,7 +29,20 @@ inline std::uint32_t tiles_for(std::uint64_t bytes, std::uint64_t tile, std::uin
 
 struct Op {
   explicit Op(int ranks)
-      : send(kTilesForAll + tiles(ranks)), receive(kTilesForAll + tiles(ranks)) {}
+      : send(kTilesForAll + tiles(ranks)),
+        receive(kTilesForAll + tiles(ranks)),
+        waiting(ranks),
+        absent(ranks),
+        stage(static_cast<std::size_t>(ranks)),
+        span(static_cast<std::size_t>(ranks)),
+        theirs(static_cast<std::size_t>(ranks)),
+        unplaced(ranks),
+        pushers(ranks),
+        coming(ranks),
+        unsent(ranks),
+        copying(ranks),
+        left(static_cast<std::size_t>(ranks)),
+        first_base(static_cast<std::size_t>(ranks)) {}
   static std::size_t tiles(int ranks) { return static_cast<std::size_t>(ranks) * kTilesPerPeer; }
 
   OpLine line = {};  // mine; kind none = this place is free
@@ -42,28 +57,29 @@ struct Op {
   bool placed = false;
   LaneWord copied;  // payload bytes, by all lanes
 
-  std::uint64_t waiting = 0;  // bit q: rank q is still awaited
-  std::uint64_t absent = 0;   // bit q: rank q was lost before it took part
+  // Lists by rank hold one element for each.
+  RankSet waiting;  // ranks that are still awaited
+  RankSet absent;   // ranks that were lost before they took part
   enum Stage : std::uint8_t { kOpLine, kAnnouncement, kRecordHead, kRecord, kCounts };
-  std::array<Stage, kMaxRanks> stage = {};
-  std::array<std::array<std::uint32_t, 2>, kMaxRanks> span = {};  // dispatch: entries for me
-  std::array<OpLine, kMaxRanks> theirs = {};
+  std::vector<Stage> stage;
+  std::vector<std::array<std::uint32_t, 2>> span;  // dispatch: entries for me
+  std::vector<OpLine> theirs;
 
-  // Rows that sources put into inboxes (push, bsp). Bits are ranks.
-  std::uint64_t unplaced = 0;            // owners whose base for my rows I do not know yet
-  std::uint64_t pushers = 0;             // sources that put rows into my inbox,
-  std::uint64_t coming = 0;              //   have not said that all are there,
-  std::uint64_t unsent = 0;              //   or were lost before they could
-  std::uint64_t copying = 0;             // sources whose rows are on the receive board
-  std::array<LaneWord, kMaxRanks> left;  // rows still to be put into each owner's inbox
+  // Rows that sources put into inboxes (push, bsp).
+  RankSet unplaced;            // owners whose base for my rows I do not know yet
+  RankSet pushers;             // sources that put rows into my inbox,
+  RankSet coming;              //   have not said that all are there,
+  RankSet unsent;              //   or were lost before they could
+  RankSet copying;             // sources whose rows are on the receive board
+  std::vector<LaneWord> left;  // rows still to be put into each owner's inbox
 
   // Combine; a dispatch that pushes keeps its bases here, too.
   CombineArgs args;
-  ConstRows own_y;                   // own rows, by output row
-  LaneWord lost;                     // `absent`, for the lanes
-  LaneWord ready;                    // bit q: rank q's outputs can be reduced
-  std::vector<std::uint32_t> bases;  // per owner one for each group, one behind the other
-  std::array<std::uint32_t, kMaxRanks + 1> first_base = {};
+  ConstRows own_y;                        // own rows, by output row
+  LaneSet lost;                           // `absent`, for the lanes
+  LaneSet ready;                          // ranks whose outputs can be reduced
+  std::vector<std::uint32_t> bases;       // per owner one for each group, one behind the other
+  std::vector<std::uint32_t> first_base;  // in `bases`, by rank
 };
 
 struct Slot {

@@ -11,8 +11,12 @@ template <Fabric F>
 std::byte* EngineImpl<F>::rows_area(const Op& op) {
   HandleState& h = *op.handle;
   const DispatchOptions& options = h.routed->options;
-  const bool pushed_in_place = (op.pushers & ~op.absent) != 0 && !to_windows(*h.routed);
-  if (options.in_place && !pushed_in_place) return static_cast<std::byte*>(h.output.data);
+  if (options.in_place) {
+    RankSet pushers = op.pushers;
+    pushers -= op.absent;
+    const bool pushed_in_place = !pushers.empty() && !to_windows(*h.routed);
+    if (!pushed_in_place) return static_cast<std::byte*>(h.output.data);
+  }
   const bool packed_from_windows = options.contiguous || options.path == Path::bsp;
   if (!config_.push || packed_from_windows) return slot_of(h).rows.data();
   return fabric_.inbox(own().rows(h.slot, 1, 0, own().y_area_bytes()));
@@ -39,8 +43,8 @@ template <Fabric F>
 bool EngineImpl<F>::copies_from(const Op& op, int q) const {
   const HandleState& h = *op.handle;
   const DispatchOptions& o = h.routed->options;
-  if ((op.absent & bit(q)) != 0) return false;
-  if ((op.pushers & bit(q)) != 0) {
+  if (op.absent.contains(q)) return false;
+  if (op.pushers.contains(q)) {
     return o.path == Path::bsp || (to_windows(*h.routed) && (o.contiguous || o.in_place));
   }
   if (q == rank_ && o.path == Path::allgather && !o.contiguous) return false;
@@ -52,16 +56,19 @@ template <Fabric F>
 void EngineImpl<F>::add_copies(Op& op) {
   const HandleState& h = *op.handle;
   const bool bulk = h.routed->options.path == Path::bsp;
-  if (bulk && (!op.placed || !op.sent || op.coming != 0)) return;
+  if (bulk && (!op.placed || !op.sent || !op.coming.empty())) return;
   if (!op.placed && !copies_at_once(h)) return;
-  for (std::uint64_t rest = h.sources & ~op.copying & ~op.coming; rest != 0; rest &= rest - 1) {
-    const int q = std::countr_zero(rest);
-    op.copying |= bit(q);
-    if (!copies_from(op, q)) continue;
+  if (h.sources == op.copying) return;
+  RankSet ready = h.sources;
+  ready -= op.copying;
+  ready -= op.coming;
+  ready.for_each([&](int q) {
+    op.copying.insert(q);
+    if (!copies_from(op, q)) return;
     const std::uint32_t rows = h.routed->receive.sources[static_cast<std::size_t>(q)].num_rows();
     op.receive.add(static_cast<std::uint32_t>(q), rows,
-                   tiles_of(rows * stride_of(h), kTilesPerPeer), (op.pushers & bit(q)) != 0);
-  }
+                   tiles_of(rows * stride_of(h), kTilesPerPeer), op.pushers.contains(q));
+  });
 }
 
 template <Fabric F>
@@ -80,8 +87,8 @@ void EngineImpl<F>::source_arrived(Op& op, int q) {
     fail(status);
     return;
   }
-  op.pushers |= bit(q);
-  if (source.num_rows() != 0) op.coming |= bit(q);
+  op.pushers.insert(q);
+  if (source.num_rows() != 0) op.coming.insert(q);
 }
 
 // All sources are known: where every row goes.
@@ -89,16 +96,15 @@ template <Fabric F>
 void EngineImpl<F>::place_rows(Op& op) {
   HandleState& h = *op.handle;
   // A repeated plan without the rows of those who are gone is a plan of its own.
-  const bool new_plan = !op.cached || op.absent != 0;
+  const bool new_plan = !op.cached || !op.absent.empty();
   if (new_plan && op.cached) h.routed = std::make_shared<Routed>(*h.routed);
   Routed& routed = *h.routed;
   if (new_plan) {
-    for (int q = 0; q < config_.size; ++q) {
-      if ((op.absent & bit(q)) == 0) continue;
+    op.absent.for_each([&](int q) {
       SourceRows& source = routed.receive.sources[static_cast<std::size_t>(q)];
       source.entries.clear();
       index_rows(config_.experts, routed.shape, rank_, 0, source);
-    }
+    });
     make_receive_plan(config_.experts,
                       {.plan = routed.shape,
                        .rank = rank_,
@@ -200,16 +206,14 @@ void EngineImpl<F>::show_received(Op& op) {
   const Routed& routed = *h.routed;
   const ReceivePlan& plan = routed.receive;
   const std::uint64_t stride = stride_of(h);
-  for (std::uint64_t rest = op.unsent; rest != 0; rest &= rest - 1) {
-    zero_rows(op, std::countr_zero(rest));
-  }
+  op.unsent.for_each([&](int q) { zero_rows(op, q); });
   Received& r = h.received;
   r.layout = routed.options.layout;
   r.dtype = h.dtype;
   r.hidden = h.hidden;
   r.topk = routed.shape.topk;
   r.epoch = h.epoch;
-  r.sources = h.sources;
+  r.sources = h.sources.low();
   r.num_rows = plan.num_rows;
   r.stride_bytes = static_cast<std::int64_t>(stride);
   r.src_stride_bytes = 0;
@@ -223,7 +227,7 @@ void EngineImpl<F>::show_received(Op& op) {
     for (int q = 0; q < config_.size; ++q) {
       const SourceRows& source = plan.sources[static_cast<std::size_t>(q)];
       const bool own_place = q == rank_ && !all_copied;
-      const bool in_block = !own_place && (at_once || (op.pushers & bit(q)) != 0);
+      const bool in_block = !own_place && (at_once || op.pushers.contains(q));
       const std::byte* x =
           own_place || in_block ? nullptr : fabric_.acquire(q, layout(q).x(h.slot, stride, 0, 0));
       for (std::uint32_t i = 0; i < source.num_rows(); ++i) {

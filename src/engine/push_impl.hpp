@@ -41,16 +41,15 @@ int EngineImpl<F>::push_windows(Op& op) {
     if (r == rank_) continue;
     const std::uint32_t rows = routed.outgoing[static_cast<std::size_t>(r)].num_rows();
     if (rows == 0) continue;
-    op.unplaced |= bit(r);
+    op.unplaced.insert(r);
     bytes += rows * stride_of(*op.handle);
   }
   if (!to_windows(routed)) {
     layout_bases(op);
     return 0;
   }
-  for (; op.unplaced != 0; op.unplaced &= op.unplaced - 1) {
-    add_push_tiles(op, std::countr_zero(op.unplaced));
-  }
+  op.unplaced.for_each([&](int owner) { add_push_tiles(op, owner); });
+  op.unplaced.clear();
   return bytes <= start_bytes_ ? run_send_tiles(op) : 0;
 }
 
@@ -61,7 +60,7 @@ void EngineImpl<F>::layout_bases(Op& op) {
   std::uint32_t first = 0;
   for (int q = 0; q < config_.size; ++q) {
     op.first_base[static_cast<std::size_t>(q)] = first;
-    if ((routed.send.owners & bit(q)) == 0) continue;
+    if (!routed.send.owners.contains(q)) continue;
     first += static_cast<std::uint32_t>(routed.shape.groups(config_.experts, q));
   }
   op.bases.resize(first);
@@ -70,35 +69,40 @@ void EngineImpl<F>::layout_bases(Op& op) {
 // Expert layouts: tiles for the owners whose bases have become known. Ends the sending.
 template <Fabric F>
 int EngineImpl<F>::find_bases(Op& op) {
-  const std::uint64_t before = op.unplaced;
-  op.unplaced &= ~op.absent;
-  for (std::uint64_t rest = op.unplaced; rest != 0; rest &= rest - 1) {
-    const int owner = std::countr_zero(rest);
-    if (sums_bases()) {
-      if (op.waiting != 0) break;  // the counts of some source are not here
-      const OpLine& theirs = op.theirs[static_cast<std::size_t>(owner)];
-      sum_bases(config_.experts, op.handle->routed->counts,
-                {.alignment = theirs.alignment, .capacity = theirs.capacity},
-                {.self = rank_, .owner = owner, .absent = op.absent},
-                op.bases.data() + op.first_base[static_cast<std::size_t>(owner)]);
-      if (!bases_fit(op, owner)) return 0;
-    } else {
-      // Its op line tells its capacity; a base table follows it.
-      if ((op.waiting & bit(owner)) != 0) continue;
-      const Fate fate = fate_of(op, owner, layout(owner).base(op.handle->slot));
-      if (fate == Fate::waiting) continue;
+  bool changed = op.unplaced.meets(op.absent);
+  op.unplaced -= op.absent;
+  if (!sums_bases() || op.waiting.empty()) {  // else the counts of some source are not here
+    op.unplaced.for_each([&](int owner) {
+      if (!failed_.ok()) return;
+      const Fate fate = sums_bases() ? sum_bases_at(op, owner) : read_bases_at(op, owner);
+      if (fate == Fate::waiting) return;
+      op.unplaced.erase(owner);
+      changed = true;
       if (fate == Fate::lost) report_loss(op, owner);
-      if (fate != Fate::stored) {  // it wants no rows any more
-        op.unplaced &= ~bit(owner);
-        continue;
-      }
-      if (!read_bases(op, owner)) continue;
-    }
-    op.unplaced &= ~bit(owner);
-    add_push_tiles(op, owner);
+      if (fate == Fate::stored) add_push_tiles(op, owner);  // else it wants no rows any more
+    });
   }
-  if (op.unplaced == 0 && op.send.idle()) op.sent = true;
-  return op.unplaced != before || op.sent ? 1 : 0;
+  if (op.unplaced.empty() && op.send.idle()) op.sent = true;
+  return changed || op.sent ? 1 : 0;
+}
+
+// The bases of my rows on `owner`, from the counts of all sources.
+template <Fabric F>
+auto EngineImpl<F>::sum_bases_at(Op& op, int owner) -> Fate {
+  const OpLine& theirs = op.theirs[static_cast<std::size_t>(owner)];
+  sum_bases(config_.experts, op.handle->routed->counts,
+            {.alignment = theirs.alignment, .capacity = theirs.capacity},
+            {.self = rank_, .owner = owner, .absent = op.absent},
+            op.bases.data() + op.first_base[static_cast<std::size_t>(owner)]);
+  return bases_fit(op, owner) ? Fate::stored : Fate::waiting;
+}
+
+// The same from its base table, which follows its op line; that tells its capacity.
+template <Fabric F>
+auto EngineImpl<F>::read_bases_at(Op& op, int owner) -> Fate {
+  if (op.waiting.contains(owner)) return Fate::waiting;
+  const Fate fate = fate_of(op, owner, layout(owner).base(op.handle->slot));
+  return fate == Fate::stored && !read_bases(op, owner) ? Fate::waiting : fate;
 }
 
 template <Fabric F>
@@ -156,7 +160,7 @@ auto EngineImpl<F>::fate_of(Op& op, int q, std::uint64_t word_offset) -> Fate {
   // acquires: what q stored before the word: its base table, or rows in my inbox.
   std::uint64_t seen = fabric_.load_flag(q, word_offset);
   if (seen < op.line.epoch) {
-    const bool lost = (lost_ & bit(q)) != 0;
+    const bool lost = lost_.contains(q);
     // acquires: the word, if q stored it before it released; and then its rows in its own slot.
     const bool released = fabric_.load_flag(q, layout(q).out(op.handle->slot)) > 2 * op.line.epoch;
     if (!lost && !released) return Fate::waiting;
@@ -179,18 +183,17 @@ auto EngineImpl<F>::fate_of(Op& op, int q, std::uint64_t word_offset) -> Fate {
 template <Fabric F>
 int EngineImpl<F>::look_for_rows(Op& op) {
   int done = 0;
-  for (std::uint64_t rest = op.coming; rest != 0; rest &= rest - 1) {
-    const int q = std::countr_zero(rest);
+  op.coming.for_each([&](int q) {
     const Fate fate = fate_of(op, q, layout(q).sent(op.handle->slot, rank_));
-    if (fate == Fate::waiting) continue;
-    op.coming &= ~bit(q);
+    if (fate == Fate::waiting) return;
+    op.coming.erase(q);
     ++done;
-    if (fate == Fate::released) op.pushers &= ~bit(q);
-    if (fate != Fate::lost) continue;
-    op.unsent |= bit(q);
-    op.handle->sources &= ~bit(q);
+    if (fate == Fate::released) op.pushers.erase(q);
+    if (fate != Fate::lost) return;
+    op.unsent.insert(q);
+    op.handle->sources.erase(q);
     report_loss(op, q);
-  }
+  });
   return done;
 }
 

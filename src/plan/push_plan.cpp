@@ -3,7 +3,7 @@
 namespace ubep {
 
 void sum_bases(const ExpertMap& experts, std::span<const std::vector<std::uint32_t>> counts,
-               const ExpertRoom& room, PushPair pair, std::uint32_t* bases) {
+               const ExpertRoom& room, const PushPair& pair, std::uint32_t* bases) {
   const auto owner = static_cast<std::size_t>(pair.owner);
   const auto first = static_cast<std::size_t>(experts.first[owner]);
   const auto last = static_cast<std::size_t>(experts.first[owner + 1]);
@@ -12,7 +12,7 @@ void sum_bases(const ExpertMap& experts, std::span<const std::vector<std::uint32
     std::uint64_t all = 0;
     std::uint64_t before = 0;
     for (std::size_t q = 0; q < counts.size(); ++q) {
-      if ((pair.absent >> q & 1) != 0) continue;
+      if (pair.absent.contains(static_cast<int>(q))) continue;
       if (q == static_cast<std::size_t>(pair.self)) before = all;
       all += counts[q][position];
     }

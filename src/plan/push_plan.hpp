@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/group_config.hpp"
+#include "base/rank_set.hpp"
 #include "plan/receive_plan.hpp"
 
 namespace ubep {
@@ -13,12 +14,12 @@ namespace ubep {
 struct PushPair {
   int self = 0;
   int owner = 0;
-  std::uint64_t absent = 0;  // bit q: source q sends nothing
+  RankSet absent;  // sources that send nothing
 };
 
 // counts[q]: rows of source q per expert position [E] (SendPlan::group_rows). Fills `bases` [local
 // experts of owner], as the owner's make_receive_plan() gives them for source `self`.
 void sum_bases(const ExpertMap& experts, std::span<const std::vector<std::uint32_t>> counts,
-               const ExpertRoom& room, PushPair pair, std::uint32_t* bases);
+               const ExpertRoom& room, const PushPair& pair, std::uint32_t* bases);
 
 }  // namespace ubep

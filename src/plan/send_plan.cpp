@@ -1,7 +1,6 @@
 #include "plan/send_plan.hpp"
 
 #include <algorithm>
-#include <bit>
 
 namespace ubep {
 namespace {
@@ -31,11 +30,11 @@ void sort_entries(const RoutingView& routing, std::size_t keys, Key key, SendPla
 }
 
 // rank_major: one ref per (token, rank), in rank order.
-void add_rank_refs(std::uint64_t ranks, SendPlan& plan) {
-  for (std::uint64_t rest = ranks; rest != 0; rest &= rest - 1) {
-    const auto r = static_cast<std::size_t>(std::countr_zero(rest));
-    plan.refs.push_back({plan.group_rows[r]++, static_cast<std::uint16_t>(r), 0});
-  }
+template <class Set>
+void add_rank_refs(const Set& ranks, SendPlan& plan) {
+  ranks.for_each([&](int r) {
+    plan.refs.push_back({plan.group_rows[at(r)]++, static_cast<std::uint16_t>(r), 0});
+  });
 }
 
 struct Choice {
@@ -59,21 +58,25 @@ void add_choice_refs(std::span<Choice> choices, bool per_rank, SendPlan& plan) {
   }
 }
 
+// Set: FewRanks wherever it has room for all.
+template <class Set>
 void add_refs(const RoutingView& routing, const ExpertMap& experts, const PlanShape& shape,
               int self, SendPlan& plan) {
   const bool by_expert = is_by_expert(shape.layout);
   const bool per_rank = shape.reduction == Reduction::per_rank;
-  const std::uint64_t all = ~std::uint64_t{0} >> (64 - (experts.first.size() - 1));
+  const auto num_ranks = static_cast<int>(experts.first.size()) - 1;
+  const Set start = shape.every_token ? Set::all(num_ranks) : Set(num_ranks);
+  Set owners(num_ranks);
   Choice choices[kMaxTopk];
   std::size_t i = 0;
   for (std::uint32_t t = 0; t < routing.num_tokens; ++t) {
-    std::uint64_t ranks = shape.every_token ? all : 0;
+    Set ranks = start;
     std::size_t count = 0;
     for (int k = 0; k < shape.topk; ++k, ++i) {
       const std::int32_t e = routing.topk_idx[i];
       if (e < 0) continue;
       const std::int32_t r = experts.rank[at(e)];
-      ranks |= std::uint64_t{1} << r;
+      ranks.insert(r);
       if (!shape.row_per_choice()) continue;
       const std::int32_t group = by_expert ? experts.local[at(e)] : 0;
       const std::size_t counter = at(by_expert ? experts.position[at(e)] : r);
@@ -83,10 +86,12 @@ void add_refs(const RoutingView& routing, const ExpertMap& experts, const PlanSh
     }
     shape.row_per_choice() ? add_choice_refs({choices, count}, per_rank, plan)
                            : add_rank_refs(ranks, plan);
-    plan.owners |= ranks;
-    plan.crosses[t] = (ranks & ~(std::uint64_t{1} << self)) != 0 ? 1 : 0;
+    owners |= ranks;
+    ranks.erase(self);
+    plan.crosses[t] = ranks.empty() ? 0 : 1;
     plan.ref_begin[t + 1] = static_cast<std::uint32_t>(plan.refs.size());
   }
+  owners.for_each([&](int r) { plan.owners.insert(r); });
 }
 
 }  // namespace
@@ -100,7 +105,7 @@ void make_send_plan(const RoutingView& routing, const ExpertMap& experts, const 
   plan.refs.clear();
   plan.ref_weights.clear();
   plan.group_end.clear();
-  plan.owners = 0;
+  plan.owners = RankSet(static_cast<int>(ranks));
   plan.crosses.assign(routing.num_tokens, 0);
   plan.ref_begin.assign(routing.num_tokens + 1, 0);
 
@@ -119,7 +124,8 @@ void make_send_plan(const RoutingView& routing, const ExpertMap& experts, const 
     for (std::size_t r = 1; r <= ranks; ++r) plan.off[r] = plan.group_rows[r - 1];
   }
   plan.group_rows.assign(by_expert ? at(experts.num_experts()) : ranks, 0);
-  add_refs(routing, experts, shape, self, plan);
+  ranks <= 64 ? add_refs<FewRanks>(routing, experts, shape, self, plan)
+              : add_refs<RankSet>(routing, experts, shape, self, plan);
 }
 
 }  // namespace ubep

@@ -11,6 +11,7 @@
 
 #include "base/entry.hpp"
 #include "base/group_config.hpp"
+#include "base/rank_set.hpp"
 #include "plan/shape.hpp"
 
 namespace ubep {
@@ -35,7 +36,7 @@ struct SendPlan {
   std::vector<std::uint8_t> group_end;    // one per ref when partial sums have several rows
   std::vector<std::uint32_t> group_rows;  // rows per group: [R], or [E] by expert position
   std::vector<std::uint8_t> crosses;      // [T] the token has a row on another rank
-  std::uint64_t owners = 0;               // bit r: rank r gets rows
+  RankSet owners;                         // ranks that get rows
 
   std::span<const Entry> to(int rank) const {
     const auto r = static_cast<std::size_t>(rank);

@@ -149,9 +149,7 @@ bool StagedRank::start_combine(int number) {
   check_received(number);
   const bool own_y = local(number).own_y;
   const Rows y = own_y ? dense(p.y_memory, h.output.num_rows, problem) : h.output;
-  Problem shown = problem;
-  shown.sources = h.received.sources;
-  run_experts(h.received, shown, rank_, local(number).options.weighting, y);
+  run_experts(h.received, problem, rank_, local(number).options.weighting, y);
   p.out = dense(p.out_memory, input(number).tokens, problem);
   CombineArgs args{.out = p.out};
   if (own_y) args.y = y;
@@ -182,7 +180,7 @@ void StagedRank::collect() {
 void StagedRank::check_status(int number, const Status& status) {
   if (status.ok()) return;
   const bool expected = status.code == Code::peer_lost && victim_ >= 0 && !loss_reported_ &&
-                        status.missing == std::uint64_t{1} << victim_ && status.peer == victim_;
+                        status.missing == low_bit(victim_) && status.peer == victim_;
   if (!expected) fail(number, status.message());
   loss_reported_ = true;
 }
@@ -191,18 +189,21 @@ void StagedRank::check_received(int number) {
   Progress& p = progress(number);
   const Received& received = handle_of(number).received;
   Problem problem = operation(number).problem;
-  const std::uint64_t all = ~std::uint64_t{0} >> (64 - case_.num_ranks);
-  const std::uint64_t absent = all & ~received.sources;
-  if (absent != 0 && (victim_ < 0 || absent != std::uint64_t{1} << victim_)) {
-    fail(number, "a rank that is alive is missing among the sources");
-  }
+  RankSet absent = RankSet::all(case_.num_ranks);
+  absent -= handle_of(number).sources;
+  absent.for_each([&](int q) {
+    if (q != victim_) fail(number, "a rank that is alive is missing among the sources");
+    problem.sources.reset(index(q));
+  });
   // A source that pushes can die after its record and before its rows: they are zero.
   const auto& sources = handle_of(number).routed->receive.sources;
-  if (absent != 0 && sources[index(victim_)].num_rows() != 0) problem.zeroed = absent;
-  problem.sources = received.sources | problem.zeroed;
+  if (!absent.empty() && sources[index(victim_)].num_rows() != 0) {
+    problem.zeroed.set(index(victim_));
+    problem.sources.set(index(victim_));
+  }
   const std::string difference = compare_received(
       received,
-      absent == 0 ? operation(number).received[index(rank_)] : expected_received(problem, rank_),
+      absent.empty() ? operation(number).received[index(rank_)] : expected_received(problem, rank_),
       problem);
   if (!difference.empty()) fail(number, difference);
   p.outcome.received = true;
@@ -326,8 +327,9 @@ class Run {
     for (int r = 0; r < c.num_ranks; ++r) ranks_.emplace_back(c, world_.rank(r));
   }
 
-  void kill_one() {
+  void kill_one(int victim) {
     victim_ = random_.below(case_.num_ranks);
+    if (victim >= 0) victim_ = victim;
     death_ = random_.below(random_.one_in(2) ? 200 : 4000);
   }
 
@@ -398,7 +400,7 @@ class Run {
       for (int r = 0; r < case_.num_ranks; ++r) {
         if (r == victim_) continue;
         const Outcome& outcome = ranks_[index(r)].outcome(i);
-        if (outcome.received) agree(dispatched, (outcome.sources >> victim_ & 1) != 0, i);
+        if (outcome.received) agree(dispatched, outcome.sources[index(victim_)], i);
         for (std::int64_t t = 0; t < std::ssize(outcome.valid); ++t) {
           if (!touches(case_.operations[index(i)].problem, r, t, victim_)) continue;
           agree(combined, outcome.valid[index(t)] != 0, i);
@@ -430,7 +432,7 @@ std::string run_staged(const Case& c, const StagedRunOptions& options) {
   const SeedOnCrash seed_on_crash(c.seed);
   try {
     Run run(c);
-    if (options.a_rank_dies) run.kill_one();
+    if (options.a_rank_dies) run.kill_one(options.victim);
     run.run();
     return "";
   } catch (const std::exception& error) {

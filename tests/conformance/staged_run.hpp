@@ -22,7 +22,7 @@ namespace ubep::test {
 // What survivors of a death compare with each other.
 struct Outcome {
   bool received = false;
-  std::uint64_t sources = 0;
+  Ranks sources;
   std::vector<std::uint8_t> valid;  // empty: not combined
 };
 
@@ -85,6 +85,7 @@ class StagedRank {
 
 struct StagedRunOptions {
   bool a_rank_dies = false;
+  int victim = -1;  // -1: drawn
 };
 
 // A small case; rows are pulled, as they must be where memory is not mapped.

@@ -298,9 +298,9 @@ void SimRank::check_received(int number) {
   // A source that pushes can die after its record and before its rows: they are zero.
   for (int q = 0; q < case_.num_ranks; ++q) {
     const bool has_rows = h.routed->receive.sources[index(q)].num_rows() != 0;
-    if ((absent & bit(q)) != 0 && has_rows) problem.zeroed |= bit(q);
+    if ((absent & bit(q)) != 0 && has_rows) problem.zeroed.set(index(q));
   }
-  problem.sources = received.sources | problem.zeroed;
+  problem.sources = received.sources | problem.zeroed.to_ullong();
   if (is_culprit(number)) return;  // its own error: nothing to compare with
   const std::string difference = compare_received(
       received,
@@ -308,7 +308,7 @@ void SimRank::check_received(int number) {
       problem);
   if (!difference.empty()) fail(number, difference);
   p.outcome.received = true;
-  p.outcome.sources = problem.sources;
+  p.outcome.sources = problem.sources.to_ullong();
 }
 
 // Nobody who went on had the same operation as a rank that differs in it.

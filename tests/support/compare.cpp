@@ -99,10 +99,13 @@ std::string compare_shape(const Received& got, const Problem& problem) {
     difference =
         compare_number("layout", static_cast<int>(got.layout), static_cast<int>(problem.layout));
   }
-  const std::uint64_t all = ~std::uint64_t{0} >> (64 - problem.ranks.size());
+  std::uint64_t sources = 0;  // of the first 64 ranks
+  for (std::size_t q = 0; q < std::min<std::size_t>(problem.ranks.size(), 64); ++q) {
+    if (problem.sources[q] && !problem.zeroed[q]) sources |= std::uint64_t{1} << q;
+  }
   if (difference.empty()) {
     difference = compare_number("sources", static_cast<std::int64_t>(got.sources),
-                                static_cast<std::int64_t>(problem.sources & ~problem.zeroed & all));
+                                static_cast<std::int64_t>(sources));
   }
   return difference;
 }

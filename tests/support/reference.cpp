@@ -38,7 +38,7 @@ std::vector<Arrival> arrivals_of(const Problem& problem, int rank, bool all = fa
   const std::vector<std::int32_t> local_experts = experts_of(problem, rank);
   std::vector<Arrival> arrivals;
   for (int source = 0; source < problem.num_ranks(); ++source) {
-    if ((problem.sources >> source & 1) == 0) continue;
+    if (!problem.sources[index(source)]) continue;
     for (std::int64_t token = 0; token < problem.ranks[index(source)].tokens; ++token) {
       for (int k = 0; k < problem.topk; ++k) {
         const std::int32_t id = chosen(problem, source, token, k);
@@ -57,8 +57,7 @@ void append_row(const Problem& problem, const Arrival& arrival, ExpectedReceived
   const std::byte* x = token_row(problem, arrival.source, arrival.token);
   const std::size_t row_bytes = index(problem.hidden) * size_of(problem.dtype);
   expected.rows.insert(expected.rows.end(), x, x + row_bytes);
-  const bool zeroed = (problem.zeroed >> arrival.source & 1) != 0;
-  if (zeroed)
+  if (problem.zeroed[index(arrival.source)])
     std::fill(expected.rows.end() - static_cast<std::ptrdiff_t>(row_bytes), expected.rows.end(),
               std::byte{0});
   ++expected.num_rows;

@@ -8,6 +8,7 @@
 //   std::vector<std::byte> out = expected_out(problem, rank);       // dense [tokens, hidden]
 #pragma once
 
+#include <bitset>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -32,6 +33,9 @@ struct RankInput {
   std::vector<float> topk_weights;     // [tokens, topk]
 };
 
+// Bit q: rank q. Room for more ranks than a communicator may have.
+using Ranks = std::bitset<128>;
+
 struct Problem {
   int num_experts = 0;
   std::vector<std::int32_t> expert_rank;  // [num_experts], empty = blocks
@@ -45,8 +49,8 @@ struct Problem {
   bool every_token = false;  // rank_major: every token is a row on every rank (allgather)
   Reduction reduction = Reduction::automatic;
   ExpertFunction function = ExpertFunction::identity;
-  std::uint64_t sources = ~std::uint64_t{0};  // bit q: rank q takes part as a source
-  std::uint64_t zeroed = 0;                   // bit q: its rows have a place and are zero
+  Ranks sources = ~Ranks();  // that take part as sources
+  Ranks zeroed;              // their rows have a place and are zero
   std::vector<RankInput> ranks;
 
   int num_ranks() const { return static_cast<int>(ranks.size()); }

@@ -19,7 +19,7 @@ static_assert(Fabric<StagedFabric>);
 namespace {
 
 constexpr std::uint64_t kBlock = 1024;
-constexpr std::size_t kPages = 4096;
+constexpr std::size_t kPages = 16384;
 constexpr std::uint64_t kClaimUnit = 4;
 
 template <class... Args>

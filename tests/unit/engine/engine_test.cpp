@@ -47,7 +47,7 @@ TEST(TilesForTest, SmallWorkIsOneTileAndLargeWorkHasABound) {
 
 // One operation never needs more tiles than a board has.
 TEST(OpTest, TheBoardsHoldTheLargestOperation) {
-  for (const int ranks : {1, 2, kMaxRanks}) {
+  for (const int ranks : {1, 2, kMaxRanks, kMostRanks}) {
     Op op(ranks);
     op.send.add(0, 1'000'000, kTilesForAll);
     for (int q = 0; q < ranks; ++q) {

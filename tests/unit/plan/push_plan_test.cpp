@@ -31,12 +31,12 @@ struct Group {
     }
   }
 
-  ReceivePlan owner_plan(int owner, const ExpertRoom& room, std::uint64_t absent) const {
+  ReceivePlan owner_plan(int owner, const ExpertRoom& room, const RankSet& absent) const {
     ReceivePlan plan;
     plan.sources.resize(at(c.ranks));
     for (int q = 0; q < c.ranks; ++q) {
       const auto entries = sent[at(q)].to(owner);
-      if ((absent >> q & 1) == 0) {
+      if (!absent.contains(q)) {
         plan.sources[at(q)].entries.assign(entries.begin(), entries.end());
       }
       index_rows(c.experts, c.shape, owner, sent[at(q)].num_tokens, plan.sources[at(q)]);
@@ -52,12 +52,12 @@ TEST(PushPlanTest, SourcesAndOwnersAgreeOnEveryBase) {
     test::Random random(seed, 3, 3);
     ExpertRoom room{.alignment = random.pick<std::uint32_t>({1, 1, 4, 64})};
     if (random.one_in(3)) room = {.capacity = static_cast<std::uint32_t>(random.between(1, 99))};
-    const std::uint64_t absent =
-        random.one_in(3) ? std::uint64_t{1} << random.below(group.c.ranks) : 0;
+    RankSet absent(group.c.ranks);
+    if (random.one_in(3)) absent.insert(random.below(group.c.ranks));
     for (int owner = 0; owner < group.c.ranks; ++owner) {
       const ReceivePlan plan = group.owner_plan(owner, room, absent);
       for (int self = 0; self < group.c.ranks; ++self) {
-        if ((absent >> self & 1) != 0) continue;
+        if (absent.contains(self)) continue;
         std::vector<std::uint32_t> bases(at(group.c.experts.num_local(owner)));
         sum_bases(group.c.experts, group.counts, room,
                   {.self = self, .owner = owner, .absent = absent}, bases.data());

@@ -53,7 +53,7 @@ inline OwnedRouting random_routing(int num_experts, int topk, Random& random) {
 inline PlanCase random_plan_case(std::uint64_t seed) {
   Random random(seed);
   PlanCase c;
-  c.ranks = random.one_in(10) ? kMaxRanks : random.between(1, 6);
+  c.ranks = random.one_in(10) ? random.pick<int>({kMaxRanks, 65, 130}) : random.between(1, 6);
   std::vector<std::int32_t> owner;
   const int experts = random.between(1, 40);
   const int owners = random.between(1, c.ranks);
