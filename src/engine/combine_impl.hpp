@@ -12,6 +12,7 @@ struct TokenRows {
   std::array<std::uint8_t, kMaxTopk> ends;
   std::size_t count = 0;
   bool complete = true;  // no row was lost
+  MissingRow missing;    // one that is still being fetched
 };
 
 template <Fabric F>
@@ -251,17 +252,39 @@ bool EngineImpl<F>::bases_fit(Op& op, int q) {
   return true;
 }
 
-// Collects the addresses of a token's rows. False while one of its owners is not ready.
+// Where the outputs of a row that this rank sent to `owner` are; null while they are being fetched.
+template <Fabric F>
+const std::byte* EngineImpl<F>::output_row(Op& op, int owner, std::uint64_t row) {
+  HandleState& h = *op.handle;
+  const std::uint64_t stride = stride_of(h);
+  if (owner != rank_) {
+    if (h.routed->options.path == Path::bsp) {
+      return fabric_.inbox(own().back(h.slot, stride, row, 1));
+    }
+    return fabric_.acquire(owner, layout(owner).y(h.slot, stride, row, 1));
+  }
+  if (h.routed->options.weighting != Weighting::owner) {
+    return op.own_y.row(static_cast<std::int64_t>(row));
+  }
+  if (h.store == Store::far) return slot_of(h).rows.data() + row * stride;
+  return fabric_.claim(own().y(h.slot, stride, row, 1));
+}
+
+// Collects the addresses of a token's rows. False while one of them is not there; all are asked
+// for.
 template <Fabric F>
 bool EngineImpl<F>::gather_token(Op& op, std::uint32_t token, TokenRows& out) {
   HandleState& h = *op.handle;
   const SendPlan& plan = h.routed->send;
-  const std::uint64_t stride = stride_of(h);
-  const bool back = h.routed->options.path == Path::bsp;
-  const bool own_sums = h.routed->options.weighting == Weighting::owner;
+  // Most often the row that was missing last time still is: that is one look instead of many.
+  if (out.missing.rank >= 0 && output_row(op, out.missing.rank, out.missing.row) == nullptr) {
+    return false;
+  }
+  out.missing = {};
   out.count = 0;
   out.complete = true;
   bool open = false;  // the last row taken is not the end of its partial sum
+  bool all_here = true;
   for (std::uint32_t i = plan.ref_begin[token]; i < plan.ref_begin[token + 1]; ++i) {
     const RowRef ref = plan.refs[i];
     // acquires: the bases of this owner and whether it is absent; advance_combine() stored both
@@ -284,19 +307,12 @@ bool EngineImpl<F>::gather_token(Op& op, std::uint32_t token, TokenRows& out) {
       }
       continue;
     }
-    const std::byte* address = nullptr;
-    if (ref.rank != rank_ && back) {
-      address = fabric_.inbox(own().back(h.slot, stride, row, 1));
-    } else if (ref.rank != rank_) {
-      address = fabric_.acquire(ref.rank, layout(ref.rank).y(h.slot, stride, row, 1));
-    } else if (!own_sums) {
-      address = op.own_y.row(static_cast<std::int64_t>(row));
-    } else if (h.store == Store::far) {
-      address = slot_of(h).rows.data() + row * stride;
-    } else {
-      address = fabric_.claim(own().y(h.slot, stride, row, 1));
+    const std::byte* address = output_row(op, ref.rank, row);
+    if (address == nullptr) {
+      out.missing = {ref.rank, row};
+      all_here = false;
+      continue;
     }
-    if (address == nullptr) return false;
     out.rows[out.count] = address;
     if (!plan.ref_weights.empty()) out.weights[out.count] = plan.ref_weights[i];
     if (!plan.group_end.empty()) {
@@ -305,7 +321,7 @@ bool EngineImpl<F>::gather_token(Op& op, std::uint32_t token, TokenRows& out) {
     }
     ++out.count;
   }
-  return true;
+  return all_here;
 }
 
 template <Fabric F>
@@ -316,6 +332,7 @@ int EngineImpl<F>::reduce_tokens(Op& op, Tile& tile) {
   const bool weighted = is_by_expert(h.routed->options.layout);
   const bool back = h.routed->options.path == Path::bsp;
   TokenRows token;
+  token.missing = tile.missing;
   for (; tile.next < tile.end; ++tile.next) {
     if (!gather_token(op, tile.next, token)) break;
     const RowSum sum{.rows = {token.rows.data(), token.count},
@@ -336,6 +353,7 @@ int EngineImpl<F>::reduce_tokens(Op& op, Tile& tile) {
       fabric_.release(ref.rank, layout(ref.rank).y(h.slot, stride_of(h), row, 1));
     }
   }
+  tile.missing = token.missing;
   return static_cast<int>(tile.next - begin);
 }
 

@@ -151,6 +151,7 @@ class EngineImpl final : public Engine {
   int send_outputs(Op& op, Tile& tile);
   void sum_choices(const Op& op, int q, std::uint32_t row, std::byte* out) const;
   int reduce_tokens(Op& op, Tile& tile);
+  const std::byte* output_row(Op& op, int owner, std::uint64_t row);
   bool gather_token(Op& op, std::uint32_t token, struct TokenRows& rows);
 
   F& fabric_;

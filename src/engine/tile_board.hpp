@@ -12,12 +12,19 @@
 
 namespace ubep {
 
+// An output row of a rank; rank -1 = none.
+struct MissingRow {
+  int rank = -1;
+  std::uint64_t row = 0;
+};
+
 struct Tile {
   LaneWord state;  // kFree, kTaken, kDone
   std::uint32_t peer = 0;
   bool pushed = false;     // its rows are in the inbox
   std::uint32_t next = 0;  // first row that is still to do
   std::uint32_t end = 0;
+  MissingRow missing;  // combine: what its next token waits for
 
   enum : std::uint64_t { kDone, kFree, kTaken };
 };
@@ -42,6 +49,7 @@ class TileBoard {
       Tile& tile = tiles_.at(size++);
       tile.peer = peer;
       tile.pushed = pushed;
+      tile.missing = {};
       tile.next = static_cast<std::uint32_t>(std::uint64_t{rows} * i / tiles);
       tile.end = static_cast<std::uint32_t>(std::uint64_t{rows} * (i + 1) / tiles);
       // publishes: the tile's fields and all that the operation prepared, to the lane that claims

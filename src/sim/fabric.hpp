@@ -8,9 +8,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "base/fabric_facts.hpp"
@@ -59,7 +59,14 @@ class SimFabric final : public Agent {
   struct Place {
     int rank;
     std::uint64_t offset, bytes;
-    auto operator<=>(const Place&) const = default;
+    bool operator==(const Place&) const = default;
+  };
+  struct PlaceHash {
+    std::size_t operator()(const Place& place) const {
+      const std::uint64_t mixed =
+          (place.offset ^ static_cast<std::uint64_t>(place.rank) << 44) * 0x9e3779b97f4a7c15ULL;
+      return static_cast<std::size_t>((mixed >> 20) + place.bytes);
+    }
   };
   struct Fetch {
     std::uint64_t number = 0;
@@ -79,8 +86,8 @@ class SimFabric final : public Agent {
   World& world_;
   int rank_;
   FabricFacts facts_;
-  std::map<Place, Fetch> fetches_;
-  std::map<std::uint64_t, Place> under_way_;  // by number
+  std::unordered_map<Place, Fetch, PlaceHash> fetches_;
+  std::unordered_map<std::uint64_t, Place> under_way_;  // by number
   std::vector<std::uint64_t> landed_;         // since the last progress()
   std::uint64_t number_ = 0;
 };

@@ -18,12 +18,14 @@ class Fifo {
   T& at(std::size_t i) { return items_[head_ + i]; }
   void push(T item) { items_.push_back(std::move(item)); }
   void pop() {
-    if (++head_ < items_.size()) return;
-    items_.clear();
+    ++head_;
+    if (2 * head_ < items_.size() || (head_ < kKept && head_ < items_.size())) return;
+    items_.erase(items_.begin(), items_.begin() + static_cast<std::ptrdiff_t>(head_));
     head_ = 0;
   }
 
  private:
+  static constexpr std::size_t kKept = 32;  // popped ones that are not worth a move
   std::vector<T> items_;
   std::size_t head_ = 0;
 };

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "base/group_config.hpp"
+#include "memory/private_rows.hpp"
 #include "protocol/segment_layout.hpp"
 #include "sim/crew.hpp"
 #include "sim/engine_sim.hpp"
@@ -50,13 +51,13 @@ class LayerRank {
         layout_(config, rank),
         engine_(make_sim_engine(world.fabric(rank), {.config = config, .store = Store::far})),
         crew_(world, rank, *engine_) {
-    const std::size_t row = index(o.hidden) * size_of(o.dtype);
-    if (o.moves_rows) {
-      x_.resize(index(o.tokens) * row);
-      Random random(o.seed * 1000 + static_cast<std::uint64_t>(rank));
-      // Exponents stay far from those of infinities and NaNs.
-      for (std::byte& byte : x_) byte = static_cast<std::byte>(random.next() & 0x3f);
-      out_.resize(x_.size());
+    bytes_ = index(o.tokens) * index(o.hidden) * size_of(o.dtype);
+    x_ = PrivateRows(std::max<std::size_t>(bytes_, 1));
+    out_ = PrivateRows(std::max<std::size_t>(bytes_, 1));
+    Random random(o.seed * 1000 + static_cast<std::uint64_t>(rank));
+    // Exponents stay far from those of infinities and NaNs.
+    for (std::size_t i = 0; o.moves_rows && i < bytes_; ++i) {
+      x_.data()[i] = static_cast<std::byte>(random.next() & 0x3f);
     }
     route();
   }
@@ -87,12 +88,13 @@ class LayerRank {
 
   void help(int lane) { crew_.help(lane); }
   const RankTimes& times() const { return times_; }
+  std::string state() const { return engine_->waits_for(handle_).message(); }
 
   // Experts return what they get, and one choice of each token has weight 1.
   std::int64_t wrong_rows() const {
     const std::size_t row = index(options_.hidden) * size_of(options_.dtype);
     std::int64_t wrong = 0;
-    for (std::size_t t = 0; t < x_.size() / row; ++t) {
+    for (std::size_t t = 0; t < bytes_ / row; ++t) {
       if (std::memcmp(x_.data() + t * row, out_.data() + t * row, row) != 0) ++wrong;
     }
     return wrong;
@@ -175,7 +177,8 @@ class LayerRank {
   std::shared_ptr<Engine> engine_;
   Crew crew_;
   HandleState handle_;
-  std::vector<std::byte> x_, out_;
+  std::size_t bytes_ = 0;  // of the own tokens
+  PrivateRows x_, out_;
   Rows x_rows_;
   std::vector<std::int32_t> ids_;
   std::vector<float> weights_;
@@ -212,7 +215,11 @@ LayerResult run_layer(const LayerOptions& options) {
       world.start(r, [&rank, lane] { rank.help(lane); });
     }
   }
-  if (!world.run()) throw Error(ErrorCode::setup, "simulated layer: ranks wait for ever");
+  if (!world.run()) {
+    std::string text = "simulated layer: ranks wait for ever";
+    for (const auto& rank : ranks) text += "\n  " + rank->state();
+    throw Error(ErrorCode::setup, text);
+  }
   LayerResult result;
   for (const auto& rank : ranks) {
     result.ranks.push_back(rank->times());

@@ -3,18 +3,35 @@
 #include <algorithm>
 
 namespace ubep::sim {
-namespace {
 
-// Tokens of a server: a block has been served, or one arrives.
-constexpr std::uint64_t kServed = 0;
-constexpr std::uint64_t kArrives = 1;
+// Blocks between two servers. One latency, so they arrive in the order in which they left: only the
+// first of them is in the queue of events.
+class Links::Pipe final : public Agent {
+ public:
+  explicit Pipe(Links& links) : links_(links) {}
 
-}  // namespace
+  void add(Time at, std::uint32_t travel) {
+    if (blocks_.empty()) links_.queue_.at(at, *this, 0);
+    blocks_.push({at, travel});
+  }
+  void on_event(std::uint64_t) override;
+
+ private:
+  struct Block {
+    Time at;
+    std::uint32_t travel;
+  };
+
+  Links& links_;
+  Fifo<Block> blocks_;
+};
 
 class Links::Server final : public Agent {
  public:
   Server(Links& links, std::uint64_t rate, std::size_t flows)
-      : links_(links), rate_(rate), flows_(flows) {}
+      : links_(links), rate_(rate), flows_(flows) {
+    for (std::size_t i = 0; i < links.pod_.tiers.size(); ++i) pipes_.emplace_back(links);
+  }
 
   void add(std::uint32_t flow, std::uint32_t travel, std::uint32_t blocks) {
     Flow& f = flows_[flow];
@@ -28,14 +45,9 @@ class Links::Server final : public Agent {
   }
 
   void on_event(std::uint64_t token) override {
-    const auto travel = static_cast<std::uint32_t>(token >> 1);
-    if ((token & 1) == kArrives) {
-      add(flow_of(links_.travels_[travel].message), travel, 1);
-      return;
-    }
     busy_ = false;
-    pass_on(travel);
-    if (!busy_ && !turns_.empty()) serve();
+    pass_on(static_cast<std::uint32_t>(token));
+    if (!turns_.empty()) serve();
   }
 
  private:
@@ -46,10 +58,6 @@ class Links::Server final : public Agent {
   struct Flow {
     Fifo<Blocks> blocks;
   };
-
-  static std::uint32_t flow_of(const Message& message) {
-    return static_cast<std::uint32_t>(message.from);
-  }
 
   std::size_t hop_of(const Travel& t) const {
     std::size_t hop = 0;
@@ -68,7 +76,7 @@ class Links::Server final : public Agent {
     const bool last = ++t.passed[hop_of(t)] == t.blocks;
     busy_ = true;
     links_.queue_.at(links_.queue_.now() + time_of(last ? t.last_bytes : links_.pod_.block, rate_),
-                     *this, std::uint64_t{travel} << 1 | kServed);
+                     *this, travel);
   }
 
   void pass_on(std::uint32_t travel) {
@@ -81,12 +89,10 @@ class Links::Server final : public Agent {
       links_.queue_.at(links_.queue_.now() + message.extra, *message.agent, message.token);
       return;
     }
-    Server& next = *t.route[hop + 1];
-    const Time latency = hop + 2 == t.hops ? t.latency : 0;
-    if (latency == 0) {
-      next.add(flow_of(t.message), travel, 1);
+    if (hop + 2 < t.hops || t.latency == 0) {
+      t.route[hop + 1]->add(flow_of(t.message), travel, 1);
     } else {
-      links_.queue_.at(links_.queue_.now() + latency, next, std::uint64_t{travel} << 1 | kArrives);
+      pipes_[t.tier].add(links_.queue_.now() + t.latency, travel);
     }
   }
 
@@ -94,8 +100,17 @@ class Links::Server final : public Agent {
   std::uint64_t rate_;
   std::vector<Flow> flows_;
   Fifo<std::uint32_t> turns_;  // flows that have blocks here
+  std::vector<Pipe> pipes_;    // [tiers] to the last servers
   bool busy_ = false;
 };
+
+void Links::Pipe::on_event(std::uint64_t) {
+  const std::uint32_t travel = blocks_.front().travel;
+  blocks_.pop();
+  if (!blocks_.empty()) links_.queue_.at(blocks_.front().at, *this, 0);
+  const Travel& t = links_.travels_[travel];
+  t.route[t.hops - 1]->add(flow_of(t.message), travel, 1);
+}
 
 Links::Links(EventQueue& queue, const Pod& pod, int ranks, int lanes) : queue_(queue), pod_(pod) {
   const auto senders = static_cast<std::size_t>(ranks);
@@ -121,6 +136,7 @@ void Links::find_route(Travel& travel) {
   const Tier& tier = pod_.tier(m.from, m.to);
   travel.latency = tier.latency;
   const auto t = static_cast<std::size_t>(&tier - pod_.tiers.data());
+  travel.tier = t;
   if (!uplinks_[t].empty()) {
     const int below = pod_.tiers[t - 1].ranks;
     travel.route[travel.hops++] = uplinks_[t][static_cast<std::size_t>(2 * (m.from / below))].get();

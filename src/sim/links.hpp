@@ -38,6 +38,7 @@ class Links {
 
  private:
   class Server;
+  class Pipe;
   static constexpr std::size_t kMaxHops = 4;
   struct Travel {
     Message message;
@@ -45,13 +46,17 @@ class Links {
     std::uint32_t last_bytes = 0;
     std::uint32_t hops = 0;
     Time latency = 0;  // before the last hop
+    std::size_t tier = 0;
     std::array<Server*, kMaxHops> route = {};
     std::array<std::uint32_t, kMaxHops> passed = {};  // blocks begun by each server
     std::uint32_t arrived = 0;
   };
 
+  // Beyond the sender's port.
+  static std::uint32_t flow_of(const Message& message) {
+    return static_cast<std::uint32_t>(message.from);
+  }
   void find_route(Travel& travel);
-  Server* uplink(std::size_t tier, int group, bool down);
 
   EventQueue& queue_;
   const Pod& pod_;
