@@ -90,6 +90,16 @@ MUTATIONS = [
     ("failure is told while lanes store into inboxes", ENGINE,
      "  if (failed_.ok() || told_failure_ || !order_.empty()) return;",
      "  if (failed_.ok() || told_failure_) return;", []),
+    ("the record is fetched twice: checked, then used", DISPATCH,
+     "  if (found.field == nullptr) return true;\n",
+     "  if (found.field == nullptr) {\n"
+     "    const std::byte* again = fabric_.acquire(q, range);\n"
+     "    if (again == nullptr) return false;\n"
+     "    if (!entries.empty()) std::memcpy(entries.data(), again, range.bytes);\n"
+     "    fabric_.release(q, range);\n"
+     "    return true;\n  }\n", []),
+    ("the record is not checked", DISPATCH,
+     "  if (found.field == nullptr) return true;\n", "  return true;\n", []),
     ("an operation's fields are not compared", ENGINE,
      "    found = compare(op.line, theirs);", "", []),
     # Sums.

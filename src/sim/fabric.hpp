@@ -88,7 +88,7 @@ class SimFabric final : public Agent {
   FabricFacts facts_;
   std::unordered_map<Place, Fetch, PlaceHash> fetches_;
   std::unordered_map<std::uint64_t, Place> under_way_;  // by number
-  std::vector<std::uint64_t> landed_;         // since the last progress()
+  std::vector<std::uint64_t> landed_;                   // since the last progress()
   std::uint64_t number_ = 0;
 };
 

@@ -132,17 +132,33 @@ void World::suspend(Lane& lane) {
   throw LaneEnds{};
 }
 
-void World::meet_fate(Node& n) {
+// Returns how much longer this call takes.
+Time World::meet_fate(Node& n) {
   ++n.calls;
+  Time late = 0;
   for (const Fate& fate : options_.fates) {
     if (fate.rank != n.rank || fate.call != n.calls) continue;
-    fate.dies ? kill(n.rank) : stall(n.rank, now() + fate.stall);
+    if (fate.dies) {
+      kill(n.rank);
+    } else if (fate.one_lane) {
+      late = fate.stall;
+      note(n.rank, fmt::format("this lane stands still for {} ns", late / kNanosecond));
+    } else {
+      stall(n.rank, now() + fate.stall);
+    }
   }
+  return late;
+}
+
+// Most calls take a little longer, a few much.
+Time World::hesitate() {
+  const Time most = options_.hesitation;
+  return most == 0 ? 0 : random_.up_to(random_.one_in(64) ? 16 * most : most);
 }
 
 void World::spend(Time cost) {
   if (running_ != nullptr && !running_->unwinding) {
-    meet_fate(node(running_->rank));
+    cost += meet_fate(node(running_->rank));
     if (node(running_->rank).dead) {
       running_->unwinding = true;
       throw LaneEnds{};

@@ -31,7 +31,8 @@ struct Fate {
   int rank = 0;
   std::uint64_t call = 0;
   bool dies = true;
-  Time stall = 0;  // else stands still for so long
+  Time stall = 0;         // else stands still for so long:
+  bool one_lane = false;  //   the lane that calls, or all of them
 };
 
 struct WorldOptions {
@@ -111,10 +112,10 @@ class World {
   void resume(Lane& lane);
   void suspend(Lane& lane);
   void wake(Node& node, bool all);
-  void meet_fate(Node& node);
+  Time meet_fate(Node& node);
   Time latency(int from, int to);
   std::vector<Loose>& loose();  // of the running lane
-  Time hesitate() { return random_.up_to(options_.hesitation); }
+  Time hesitate();
   // A put of the running lane into an inbox; waits while too much of it is under way.
   void send_put(int from, int to, std::uint64_t bytes, std::uint64_t put);
   // Bytes of `peer` on their way to `rank`, whose fabric is told when they have arrived.

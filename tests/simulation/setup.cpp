@@ -100,7 +100,7 @@ sim::MemoryOptions draw_memory(const Setup& setup, Random& random) {
   return memory;
 }
 
-std::vector<sim::Fate> draw_fates(int ranks, bool dying, Random& random) {
+std::vector<sim::Fate> draw_fates(int ranks, bool dying, bool errs, Random& random) {
   std::vector<sim::Fate> fates;
   const auto some_call = [&] {
     const int most = random.pick<int>({20, 200, 1000, kMostCalls});
@@ -110,9 +110,9 @@ std::vector<sim::Fate> draw_fates(int ranks, bool dying, Random& random) {
     const int deaths = random.one_in(4) ? 2 : 1;
     for (int i = 0; i < deaths; ++i) fates.push_back({random.below(ranks), some_call(), true, 0});
   }
-  if (random.one_in(2)) {
+  for (int i = random.below(errs ? 12 : 4); i > 0; --i) {
     const Time stall = random.pick<Time>({1000, 30'000, 300'000}) * kNanosecond;
-    fates.push_back({random.below(ranks), some_call(), false, stall});
+    fates.push_back({random.below(ranks), some_call(), false, stall, errs || random.one_in(2)});
   }
   return fates;
 }
@@ -129,6 +129,8 @@ Culprit draw_culprit(const Case& c, Random& random) {
     possible.push_back(Alteration::reduction);
   }
   if (!op.release) possible.push_back(Alteration::release);
+  // Twice as often: only here do others go on without the rank that noticed it.
+  if (op.cached < 0) possible.insert(possible.end(), 3, Alteration::record);
   if (!possible.empty() && c.num_ranks > 1) culprit.alteration = random.pick(possible);
   return culprit;
 }
@@ -150,12 +152,14 @@ Setup make_setup(std::uint64_t seed, const Cuts& cuts, bool loses_release) {
   Random random(cuts.schedule == 0 ? seed : cuts.schedule, 31, 1);
   sim::WorldOptions& world = setup.world;
   world.ranks = setup.calls.num_ranks;
-  world.lanes = random.pick<int>({1, 1, 2, 3});
+  // A rank that fails must not be done with by its peers while one of its lanes is still at work.
+  const bool errs = setup.culprit.alteration != Alteration::none;
+  world.lanes = errs ? random.between(2, 3) : random.pick<int>({1, 1, 2, 3});
   world.has_links = random.one_in(3);
   world.pod = draw_pod(setup.calls, world.has_links, random);
   world.memory = draw_memory(setup, random);
   world.hesitation = random.pick<Time>({1, 30, 300, 3000}) * kNanosecond;
-  world.fates = draw_fates(world.ranks, group >= 6 && group <= 8, random);
+  world.fates = draw_fates(world.ranks, group >= 6 && group <= 8, errs, random);
   setup.tile_bytes = random.pick<std::uint64_t>({64, 256, 1024, 128 * 1024});
   setup.start_bytes = random.pick<std::uint64_t>({0, 256, 1 << 20, 1 << 20});
   world.seed = random.next();

@@ -15,8 +15,9 @@
 
 namespace ubep::test {
 
-// How one rank differs from the others, which is its caller's error.
-enum class Alteration : std::uint8_t { none, dtype, reduction, layout, release };
+// How one rank differs from the others, which is its caller's error; or it overwrites what it has
+// published, which is nobody's right.
+enum class Alteration : std::uint8_t { none, dtype, reduction, layout, release, record };
 
 struct Culprit {
   Alteration alteration = Alteration::none;

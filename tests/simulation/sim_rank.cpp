@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "api/checks.hpp"
+#include "protocol/segment_layout.hpp"
 #include "sim/engine_sim.hpp"
 #include "support/compare.hpp"
 #include "support/experts.hpp"
@@ -172,7 +173,25 @@ bool SimRank::start_dispatch(int number) {
   if (!possible || !accept(number, "start_dispatch", status)) return false;
   note(number, fmt::format("dispatch of {} tokens, epoch {}", in.tokens, h.epoch));
   progress(number).stage = Stage::dispatching;
+  if (is_culprit(number) && setup_.culprit.alteration == Alteration::record) spoil_record(h);
   return true;
+}
+
+// Overwrites an entry for some other rank, while that one may already be reading it.
+void SimRank::spoil_record(const HandleState& h) {
+  const SendPlan& plan = h.routed->send;
+  const int victim = (rank_ + 1) % case_.num_ranks;
+  const std::uint32_t first = plan.off[index(victim)];
+  const std::uint32_t count = plan.off[index(victim) + 1] - first;
+  if (count == 0) return;
+  const SegmentLayout layout(make_config(case_.options, case_.num_ranks), rank_);
+  const Range range = layout.entries(
+      h.slot, first + static_cast<std::uint32_t>(random_.below(static_cast<int>(count))), 1);
+  const Entry wrong{0xffff'fff0, 0xfff0, 0xfff0, 1};
+  sim::SimFabric& fabric = world_.fabric(rank_);
+  std::memcpy(fabric.claim(range), &wrong, sizeof(wrong));
+  fabric.commit(range, Store::near);
+  note(-1, "spoils its record");
 }
 
 bool SimRank::place_x(int number) {
@@ -266,18 +285,24 @@ bool SimRank::collect() {
   return any;
 }
 
+// After a caller's error any other rank may have failed, and peers may know before its own caller.
+std::uint64_t SimRank::may_be_gone() const {
+  return setup_.culprit.alteration == Alteration::none ? losses_.gone : ~bit(rank_);
+}
+
 // A mismatch ends this rank's part; only a caller's error may lead to one.
 void SimRank::check_status(int number, const Status& status) {
   if (status.ok()) return;
   note(number, status.message());
-  if (status.code == Code::mismatch && setup_.culprit.alteration != Alteration::none) {
+  const bool ends = status.code == Code::mismatch || status.code == Code::corrupt;
+  if (ends && setup_.culprit.alteration != Alteration::none) {
     failed_ = true;
     losses_.gone |= bit(rank_);
     losses_.failed |= bit(rank_);
     return;
   }
   const bool expected = status.code == Code::peer_lost && status.missing != 0 &&
-                        (status.missing & ~losses_.gone) == 0 &&
+                        (status.missing & ~may_be_gone()) == 0 &&
                         (status.missing & reported_) == 0 &&
                         (status.missing & bit(status.peer)) != 0;
   if (!expected) fail(number, status.message());
@@ -291,7 +316,7 @@ void SimRank::check_received(int number) {
   Problem problem = operation(number).problem;
   const std::uint64_t all = ~std::uint64_t{0} >> (64 - case_.num_ranks);
   const std::uint64_t absent = all & ~received.sources;
-  if ((absent & ~losses_.gone) != 0) {
+  if ((absent & ~may_be_gone()) != 0) {
     fail(number, "a rank that is alive is missing among the sources");
   }
   check_agreed(number, received.sources);
@@ -301,7 +326,8 @@ void SimRank::check_received(int number) {
     if ((absent & bit(q)) != 0 && has_rows) problem.zeroed.set(index(q));
   }
   problem.sources = received.sources | problem.zeroed.to_ullong();
-  if (is_culprit(number)) return;  // its own error: nothing to compare with
+  const bool differs = is_culprit(number) && setup_.culprit.alteration != Alteration::record;
+  if (differs) return;  // its own error: nothing to compare with
   const std::string difference = compare_received(
       received,
       absent == 0 ? operation(number).received[index(rank_)] : expected_received(problem, rank_),
@@ -314,8 +340,10 @@ void SimRank::check_received(int number) {
 // Nobody who went on had the same operation as a rank that differs in it.
 void SimRank::check_agreed(int number, std::uint64_t others) const {
   const Culprit& culprit = setup_.culprit;
-  if (culprit.alteration == Alteration::none || culprit.alteration == Alteration::release) return;
-  if (culprit.operation != number) return;
+  const bool differs = culprit.alteration == Alteration::dtype ||
+                       culprit.alteration == Alteration::reduction ||
+                       culprit.alteration == Alteration::layout;
+  if (!differs || culprit.operation != number) return;
   const std::uint64_t wrong =
       rank_ == culprit.rank ? others & ~bit(rank_) : others & bit(culprit.rank);
   if (wrong != 0) fail(number, "ranks that differ did not notice");
@@ -330,7 +358,7 @@ void SimRank::check_combined(int number) {
   if (is_culprit(number)) return;
   for (std::int64_t token = 0; token < p.out.num_rows; ++token) {
     if (h.valid[index(token)] != 0) continue;
-    if ((owners_of_token(problem, rank_, token) & losses_.gone) == 0) {
+    if ((owners_of_token(problem, rank_, token) & may_be_gone()) == 0) {
       fail(number, fmt::format("token {} is invalid, its experts are alive", token));
     }
   }
@@ -343,7 +371,7 @@ void SimRank::check_combined(int number) {
 bool SimRank::accept(int number, const char* what, const Status& status) {
   if (status.ok()) return true;
   if (status.code == Code::not_ready || status.code == Code::slot_busy) return false;
-  if (status.code == Code::mismatch) {
+  if (status.code == Code::mismatch || status.code == Code::corrupt) {
     check_status(number, status);
     return false;
   }

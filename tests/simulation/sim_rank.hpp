@@ -57,6 +57,7 @@ class SimRank {
   bool finished() const;
   bool try_next();
   bool start_dispatch(int number);
+  void spoil_record(const HandleState& handle);
   DispatchOptions options_of(int number) const;
   bool end(int number);
   bool start_combine(int number);
@@ -68,6 +69,7 @@ class SimRank {
   void check_received(int number);
   void check_combined(int number);
   void check_status(int number, const Status& status);
+  std::uint64_t may_be_gone() const;
   void check_agreed(int number, std::uint64_t others) const;
   bool accept(int number, const char* what, const Status& status);
   [[noreturn]] void fail(int number, const std::string& what) const;
