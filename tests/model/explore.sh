@@ -18,7 +18,7 @@ TIMEFORMAT='%U %S'
 
 fail() { # message
   echo "FAIL: $1" >&2
-  tail -n 5 spin.log pan.log >&2
+  tail -q -n 5 spin.log pan.log >&2
   exit 1
 }
 
@@ -29,7 +29,7 @@ explore() { # level of optimisation, model, definitions
   rm -f pan.log
   spin -a "$@" "$here/$model.pml" >spin.log &&
     ${CC:-cc} "-O$level" -w -DSAFETY -DCOLLAPSE -DMEMLIM=10000 -o pan pan.c || fail "$what: not built"
-  { time ./pan -m1000000 -w24 >pan.log 2>&1; } 2>time.log
+  { time timeout 1200 ./pan -m1000000 -w24 >pan.log 2>&1; } 2>time.log
   read -r user system <time.log
   seconds=$(awk "BEGIN { printf \"%.1f\", $user + $system }")
   found=$(grep -o 'errors: [0-9]*' pan.log | grep -o '[0-9]*')
@@ -59,15 +59,15 @@ wrong() {
 
 echo '| model | states | depth | s | MB | result |'
 echo '|---|---|---|---|---|---|'
-for table in 0 1; do
+for table in 0 1 2; do
   for looks in 0 1; do
-    right 1 protocol -DR=2 -DN=1 -DTABLE=$table -DLOOKS=$looks
+    right 0 protocol -DR=2 -DN=1 -DTABLE=$table -DLOOKS=$looks
   done
-  right 2 protocol -DR=3 -DN=1 -DTABLE=$table -DLOOKS=0
+  right 1 protocol -DR=3 -DN=1 -DTABLE=$table -DLOOKS=0
 done
 right 2 protocol -DR=2 -DN=2 -DTABLE=0 -DLOOKS=0
 for members in 1 2; do
-  right 1 views -DR=2 -DMEMBERS=$members -DOPS=6
+  right 0 views -DR=2 -DMEMBERS=$members -DOPS=6
 done
 for members in 1 2 3; do
   right 1 views -DR=3 -DMEMBERS=$members -DOPS=5
@@ -81,8 +81,23 @@ for fault in 1 2 3 4 5 6 7 8 9 10 11; do
   wrong views -DR=3 -DMEMBERS=2 -DOPS=5 -DDEATHS=1 -DMUTATION=$fault
 done
 if [ "${1:-}" = --long ]; then
-  for table in 0 1; do
+  for table in 0 1 2; do
     right 2 protocol -DR=3 -DN=1 -DTABLE=$table -DLOOKS=1
   done
+  for pushers in 0 1 2 3; do # ranks are alike apart from this
+    right 2 protocol -DR=3 -DN=2 -DRELEASES=0 -DDEATHS=1 -DPUSHERS=$pushers
+  done
+  for pushers in 0 1 2; do
+    right 2 protocol -DR=4 -DN=1 -DDEATHS=1 -DPUSHERS=$pushers
+  done
+  for pushers in 3 4; do
+    right 2 protocol -DR=4 -DN=1 -DRELEASES=0 -DDEATHS=1 -DPUSHERS=$pushers
+  done
+  right 2 views -DR=3 -DMEMBERS=2 -DOPS=6
+  right 2 views -DR=4 -DMEMBERS=3 -DOPS=4
+  right 2 protocol -DR=2 -DN=2 -DTABLE=2 -DLOOKS=0
+  right 2 protocol -DR=2 -DN=2 -DTABLE=0 -DLOOKS=1
+  right 2 protocol -DR=2 -DN=2 -DTABLE=1 -DLOOKS=0
+  right 2 protocol -DR=2 -DN=2 -DTABLE=1 -DLOOKS=1
   echo "$(date -u +%Y-%m-%d), $(spin -V)"
 fi

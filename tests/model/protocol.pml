@@ -17,7 +17,8 @@
  * A word only grows, and that of a lost rank is frozen; knowing more only lets a rank go on; and what
  * was read is checked again at the end of the reads. So only the order of looks is lost.
  *
- * TABLE 1: sources that push wait for the owners' base tables; 0: they sum the counts of all records.
+ * TABLE 1: sources that push wait for the owners' base tables; 0: they sum the counts of all records;
+ * 2: they put rows into windows of their own, at once.
  * PUSHERS n: the first n ranks push, always; without it, each chooses.
  * RELEASES 0: nobody releases.
  * MUTATION 1..10 plants a fault that must be found; 0 = none.
@@ -128,8 +129,10 @@ mtype state[R * N] = Free; /* of the lease; no word, either */
    (GOT(q, s) != HERE || sent[PAIR(q, r, s)] == E(s) && inbox[PAIR(r, q, s)] == E(s)) &&        \
    (GOT(q, s) != IN_SLOT || x[AT(q, s)] == E(s)))
 #define AGREED(q, s)                                                                            \
-  (q == r || TABLE || GOT(q, s) != HERE || place[PAIR(r, q, s)] == SUM(MISSING, s))
-#define OUTPUTS_RIGHT(q, s) (q == r || out[AT(q, s)] < 2 * E(s) || out[AT(q, s)] == 2 * E(s) + 1 || y[AT(q, s)] == E(s))
+  (q == r || TABLE != 0 || GOT(q, s) != HERE || place[PAIR(r, q, s)] == SUM(MISSING, s))
+#define OUTPUTS_RIGHT(q, s)                                                                     \
+  (q == r || out[AT(q, s)] < 2 * E(s) || out[AT(q, s)] == 2 * E(s) + 1 ||                       \
+   y[AT(q, s)] == E(s))
 
 #define STORE(word, value) assert(value > word); word = value
 
@@ -160,12 +163,16 @@ mtype state[R * N] = Free; /* of the lease; no word, either */
 #endif
 
 /* put: 0 = not yet, 1 = rows are being stored, 2 = sent */
-#if TABLE
-#define MAY_PUT(q, s) (base[AT(q, s)] >= E(s))
+#if TABLE == 1
+#define MAY_PUT(q, s) (KNOWN(q, s) && base[AT(q, s)] >= E(s))
 #define UNWANTED(q, s)                                                                          \
   (GOT(q, s) == ABSENT || put[AT(q, s)] == 0 && GOT(q, s) != WAITING &&                         \
    base[AT(q, s)] < E(s) && (LOST(q) || out[AT(q, s)] > 2 * E(s)))
 #define TABLE_RIGHT(q, s) (base[AT(q, s)] == E(s) && table[AT(q, s)] == E(s))
+#elif TABLE == 2
+#define MAY_PUT(q, s) true
+#define UNWANTED(q, s) false
+#define TABLE_RIGHT(q, s) true
 #else
 #define MAY_PUT(q, s) ALL(KNOWN, s)
 #define UNWANTED(q, s) (GOT(q, s) == ABSENT)
@@ -184,7 +191,7 @@ mtype state[R * N] = Free; /* of the lease; no word, either */
 #endif
 #define OWNER(q, s)                                                                             \
   :: d_step { q != r && STATE(s) == Open && pushes[AT(r, s)] && put[AT(q, s)] == 0 &&           \
-              GOT(q, s) != WAITING && GOT(q, s) != UNSET && !UNWANTED(q, s) && MAY_PUT(q, s) -> \
+              !UNWANTED(q, s) && MAY_PUT(q, s) ->                                               \
      assert(TABLE_RIGHT(q, s)); PUT_FIRST(q, s); put[AT(q, s)] = 1 }                            \
   :: d_step { q != r && put[AT(q, s)] == 1 -> PUT_SECOND(q, s); put[AT(q, s)] = 2 }             \
   :: atomic { q != r && STATE(s) == Combined && !SUMMED(q, s) &&                                \
@@ -229,9 +236,9 @@ mtype state[R * N] = Free; /* of the lease; no word, either */
      table[AT(r, s)] = E(s) }
 #else
 #define TABLE_STEPS(s)                                                                          \
-  :: d_step { TABLE && STATE(s) == Open && table[AT(r, s)] < E(s) && ALL(KNOWN, s) ->           \
+  :: d_step { TABLE == 1 && STATE(s) == Open && table[AT(r, s)] < E(s) && ALL(KNOWN, s) ->      \
      table[AT(r, s)] = E(s) }                                                                   \
-  :: d_step { TABLE && STATE(s) == Open && base[AT(r, s)] < table[AT(r, s)] ->                  \
+  :: d_step { TABLE == 1 && STATE(s) == Open && base[AT(r, s)] < table[AT(r, s)] ->             \
      STORE(base[AT(r, s)], E(s)) }
 #endif
 
@@ -241,7 +248,11 @@ inline older(value, by) { value = (value > by -> value - by : 0) }
 
 inline count_anew(s) {
   i = 0;
-  do :: i < R && (lost[i] || done[AT(i, s)] > 0 && (state[AT(i, s)] == Free || epoch[AT(i, s)] > 1)) -> i++ :: else -> break od;
+  do
+  :: i < R && (lost[i] || done[AT(i, s)] > 0 &&
+               (state[AT(i, s)] == Free || epoch[AT(i, s)] > 1)) -> i++
+  :: else -> break
+  od;
   if
   :: i == R ->
      for (i : 0 .. R - 1) {
@@ -285,7 +296,8 @@ inline end_rank() {
 
 #define START(s, may, push, give)                                                               \
   :: d_step { (may) && STATE(s) == Free && turn == s && ALL(CREDIT, s) ->                       \
-     E(s) = E(s) + 1; assert(E(s) <= 2 || MUTATION == 1); record[AT(r, s)] = E(s); pushes[AT(r, s)] = push; giving_up[s] = give;    \
+     E(s) = E(s) + 1; assert(E(s) <= 2 || MUTATION == 1);                                       \
+     record[AT(r, s)] = E(s); pushes[AT(r, s)] = push; giving_up[s] = give;                     \
      if :: !push -> x[AT(r, s)] = E(s) :: else -> x[AT(r, s)] = 0 fi;                           \
      y[AT(r, s)] = 0; table[AT(r, s)] = 0;                                                      \
      turn = (turn + 1) % N; STATE(s) = Started }
@@ -298,7 +310,7 @@ inline end_rank() {
   :: d_step { STATE(s) == Started -> STORE(pub[AT(r, s)], E(s)); STATE(s) = Open }              \
   TABLE_STEPS(s)                                                                                \
   :: d_step { STATE(s) == Open && ALL(COMPLETE, s) && (!pushes[AT(r, s)] || ALL(PUT, s)) &&     \
-              (!TABLE || base[AT(r, s)] == E(s)) && ALL(NOT_PUTTING, s) ->                      \
+              (TABLE != 1 || base[AT(r, s)] == E(s)) && ALL(NOT_PUTTING, s) ->                  \
      assert(ALL(RIGHT, s)); assert(ALL(AGREED, s)); STATE(s) = Have }                           \
   :: d_step { STATE(s) == Have -> assert(ALL(RIGHT, s)); OUTPUT_FIRST(s);                       \
      STATE(s) = Combining }                                                                     \

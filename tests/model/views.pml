@@ -62,7 +62,9 @@ bool slandered = false;
 #define CHANGE 3
 byte kind[OPS + 1], members_of[OPS + 2];
 
-mtype = { Idle, Started, Open, Combining, Combined, Closing, Closed, Adopted, Joining, Looked, Copied, Joined };
+mtype = {
+  Idle, Started, Open, Combining, Combined, Closing, Closed, Adopted, Joining, Looked, Copied, Joined
+};
 
 #if R == 2
 #define ALL(f) (f(0) && f(1))
