@@ -133,11 +133,11 @@ void World::suspend(Lane& lane) {
 }
 
 // Returns how much longer this call takes.
-Time World::meet_fate(Node& n) {
-  ++n.calls;
+Time World::meet_fate(Node& n, bool at_put) {
+  const std::uint64_t number = at_put ? ++n.puts : ++n.calls;
   Time late = 0;
   for (const Fate& fate : options_.fates) {
-    if (fate.rank != n.rank || fate.call != n.calls) continue;
+    if (fate.rank != n.rank || fate.at_put != at_put || fate.call != number) continue;
     if (fate.dies) {
       kill(n.rank);
     } else if (fate.one_lane) {
@@ -158,7 +158,7 @@ Time World::hesitate() {
 
 void World::spend(Time cost) {
   if (running_ != nullptr && !running_->unwinding) {
-    cost += meet_fate(node(running_->rank));
+    cost += meet_fate(node(running_->rank), false);
     if (node(running_->rank).dead) {
       running_->unwinding = true;
       throw LaneEnds{};
@@ -255,7 +255,7 @@ void World::send_put(int from, int to, std::uint64_t bytes, std::uint64_t put) {
   } else {
     queue_.at(queue_.now() + latency(from, to), lane, token);
   }
-  spend(costs.issue + time_of(bytes, costs.put));
+  spend(costs.issue + time_of(bytes, costs.put) + meet_fate(node(from), true));
   if (costs.window == 0 || lane.under_way <= costs.window || lane.unwinding) return;
   lane.blocked = true;
   suspend(lane);

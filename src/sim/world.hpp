@@ -26,13 +26,15 @@
 
 namespace ubep::sim {
 
-// What befalls a rank at its n-th call of the fabric.
+// What befalls a rank at its n-th call of the fabric; or, with `at_put`, after its n-th put into an
+// inbox.
 struct Fate {
   int rank = 0;
   std::uint64_t call = 0;
   bool dies = true;
   Time stall = 0;         // else stands still for so long:
   bool one_lane = false;  //   the lane that calls, or all of them
+  bool at_put = false;
 };
 
 struct WorldOptions {
@@ -102,6 +104,7 @@ class World {
     int rank = 0;
     std::uint64_t news = 0;
     std::uint64_t calls = 0;
+    std::uint64_t puts = 0;
     Time stalled_until = 0;
     bool dead = false;
     std::vector<Lane*> lanes;
@@ -112,7 +115,7 @@ class World {
   void resume(Lane& lane);
   void suspend(Lane& lane);
   void wake(Node& node, bool all);
-  Time meet_fate(Node& node);
+  Time meet_fate(Node& node, bool at_put);
   Time latency(int from, int to);
   std::vector<Loose>& loose();  // of the running lane
   Time hesitate();

@@ -37,6 +37,42 @@ Case draw_calls(std::uint64_t seed, bool mapped) {
   }
 }
 
+// Two overlapping pushes of three ranks, and two more in the same slots; rank 1 will spoil what it
+// tells rank 2 about the second. So rank 2 fails while a lane of its own may still be pushing rows
+// of the first, and the others go on.
+Case draw_failing_push(std::uint64_t seed) {
+  Random random(seed, 31, 2);
+  Case c;
+  c.seed = seed;
+  c.num_ranks = 3;
+  c.num_handles = 4;
+  c.options = {.num_experts = 3, .max_tokens = 12, .max_hidden = 16, .max_topk = 2, .slots = 2};
+  c.stores.assign(3, random.one_in(2) ? Store::near : Store::far);
+  for (int i = 0; i < 6; ++i) {
+    Operation op;
+    op.handle = i % 4;
+    op.problem = {.num_experts = 3,
+                  .hidden = 16,
+                  .topk = 2,
+                  .layout = Layout::expert_major,
+                  .function = ExpertFunction::scaled,
+                  .ranks = {}};
+    op.problem.ranks.resize(3);
+    const auto is_small = [](const RankInput& input) { return input.tokens < 4; };
+    do {
+      fill_inputs(op.problem, c.options.max_tokens, random);
+    } while (std::any_of(op.problem.ranks.begin(), op.problem.ranks.end(), is_small));
+    LocalChoice local;
+    local.options = {.layout = Layout::expert_major, .path = Path::push};
+    op.local.assign(3, local);
+    c.operations.push_back(std::move(op));
+  }
+  for (int i = 0; i < 6; i += 2) {
+    c.events.insert(c.events.end(), {{true, i}, {true, i + 1}, {false, i}, {false, i + 1}});
+  }
+  return c;
+}
+
 void halve_tokens(Case& c) {
   for (Operation& op : c.operations) {
     for (RankInput& input : op.problem.ranks) {
@@ -111,10 +147,21 @@ std::vector<sim::Fate> draw_fates(int ranks, bool dying, bool errs, Random& rand
     for (int i = 0; i < deaths; ++i) fates.push_back({random.below(ranks), some_call(), true, 0});
   }
   for (int i = random.below(errs ? 12 : 4); i > 0; --i) {
-    const Time stall = random.pick<Time>({1000, 30'000, 300'000}) * kNanosecond;
+    const Time stall = random.pick<Time>({1000, 30'000, 300'000, 3'000'000}) * kNanosecond;
     fates.push_back({random.below(ranks), some_call(), false, stall, errs || random.one_in(2)});
   }
   return fates;
+}
+
+// Rank 2 notices for sure, and has a lane that stands still between two rows.
+void stop_in_push(Setup& setup, Random& random) {
+  const auto put = static_cast<std::uint64_t>(random.between(1, 12));
+  const Time stall = static_cast<Time>(random.between(100, 2000)) * 1000 * kNanosecond;
+  setup.world.fates = {{2, put, false, stall, true, true}};
+  setup.world.memory.weak = false;
+  setup.world.pod.tiers.back().latency = 100 * kNanosecond;
+  setup.tile_bytes = 64;
+  setup.start_bytes = 0;
 }
 
 // An operation whose difference shows: a release only where others combine.
@@ -142,10 +189,12 @@ Setup make_setup(std::uint64_t seed, const Cuts& cuts, bool loses_release) {
   Random kind(seed, 31, 0);
   setup.world.mapped = !kind.one_in(4);
   const int group = kind.below(10);  // 0-5: all goes well; 6-8: deaths; 9: a caller's error
-  setup.calls = draw_calls(seed, setup.world.mapped);
+  const bool failing_push = seed % 64 == 9;
+  setup.calls = failing_push ? draw_failing_push(seed) : draw_calls(seed, setup.world.mapped);
   setup.most_counts = kind.one_in(2) ? 0 : 16 * 1024;
   setup.first_epoch = kind.one_in(4) ? 0xffff'fffe : 0;
   if (group == 9) setup.culprit = draw_culprit(setup.calls, kind);
+  if (failing_push) setup.culprit = {Alteration::record, 1, 1};
   drop_operations(setup.calls, cuts.dropped);
   for (int i = 0; i < cuts.halvings; ++i) halve_tokens(setup.calls);
 
@@ -159,9 +208,10 @@ Setup make_setup(std::uint64_t seed, const Cuts& cuts, bool loses_release) {
   world.pod = draw_pod(setup.calls, world.has_links, random);
   world.memory = draw_memory(setup, random);
   world.hesitation = random.pick<Time>({1, 30, 300, 3000}) * kNanosecond;
-  world.fates = draw_fates(world.ranks, group >= 6 && group <= 8, errs, random);
+  world.fates = draw_fates(world.ranks, !failing_push && group >= 6 && group <= 8, errs, random);
   setup.tile_bytes = random.pick<std::uint64_t>({64, 256, 1024, 128 * 1024});
   setup.start_bytes = random.pick<std::uint64_t>({0, 256, 1 << 20, 1 << 20});
+  if (failing_push) stop_in_push(setup, random);
   world.seed = random.next();
   world.memory.seed = random.next();
   const Time late = random.pick<Time>({0, 100, 20'000}) * kNanosecond;
