@@ -3,6 +3,7 @@
 #include <boost/context/fiber.hpp>
 #include <boost/context/protected_fixedsize_stack.hpp>
 #include <utility>
+#include <vector>
 
 #include "base/invariant.hpp"
 
@@ -29,6 +30,24 @@ namespace {
 
 constexpr std::size_t kStackBytes = 256 * 1024;
 thread_local Fiber* running = nullptr;
+
+// Stacks are used again: a new one takes several system calls, and its pages are slow at first.
+class PooledStacks {
+ public:
+  boost::context::stack_context allocate() {
+    if (pool().empty()) return boost::context::protected_fixedsize_stack(kStackBytes).allocate();
+    const boost::context::stack_context stack = pool().back();
+    pool().pop_back();
+    return stack;
+  }
+  void deallocate(boost::context::stack_context& stack) { pool().push_back(stack); }
+
+ private:
+  static std::vector<boost::context::stack_context>& pool() {
+    thread_local std::vector<boost::context::stack_context> stacks;
+    return stacks;
+  }
+};
 
 // The address sanitizer must know whose stack is in use.
 struct Stack {
@@ -95,7 +114,7 @@ struct Fiber::Context {
 
 Fiber::Fiber(std::function<void()> body) : context_(std::make_unique<Context>()) {
   context_->body = std::move(body);
-  boost::context::protected_fixedsize_stack allocator(kStackBytes);
+  PooledStacks allocator;
   boost::context::stack_context stack = allocator.allocate();
   Context* c = context_.get();
   c->inner = {static_cast<char*>(stack.sp) - stack.size, stack.size};

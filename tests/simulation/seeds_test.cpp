@@ -14,7 +14,11 @@ namespace ubep::test {
 namespace {
 
 constexpr int kGroups = 8;
+#if defined(__SANITIZE_ADDRESS__)
+constexpr int kSeedsPerGroup = 100;
+#else
 constexpr int kSeedsPerGroup = 1250;
+#endif
 
 class SeedsTest : public testing::TestWithParam<int> {};
 

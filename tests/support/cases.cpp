@@ -41,6 +41,10 @@ void choose_communicator(Case& c, const CaseLimits& limits, Random& random) {
   options.max_tokens = random.pick<int>({1, 2, 3, 7, 16, 24, 33, 64});
   if (random.one_in(24)) options.max_tokens = 0;
   options.max_hidden = random_hidden(random);
+  while (options.max_tokens * options.max_hidden > limits.max_elements) {
+    options.max_tokens /= 2;
+    options.max_hidden = random_hidden(random);
+  }
   options.max_dtype = random.pick<DType>({DType::bf16, DType::fp16, DType::fp32});
   options.max_topk = random.between(1, 12);
   if (random.one_in(10)) options.max_topk = random.between(13, 64);

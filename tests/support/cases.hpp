@@ -68,6 +68,7 @@ struct Case {
 struct CaseLimits {
   int max_ranks = 8;  // one case in 16 has up to twice as many
   int max_operations = 12;
+  int max_elements = 1 << 20;  // of one rank's tokens
 };
 
 Case make_case(std::uint64_t seed, const CaseLimits& limits);
