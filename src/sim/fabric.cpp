@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/invariant.hpp"
@@ -13,12 +14,20 @@ namespace ubep::sim {
 
 static_assert(Fabric<SimFabric>);
 
+namespace {
+
+constexpr std::uint64_t kClaimUnit = 4;
+
+}  // namespace
+
 SimFabric::SimFabric(World& world, int rank) : world_(world), rank_(rank) {
   const WorldOptions& options = world.options();
   facts_.mapped = options.mapped;
   facts_.moves_rows = options.memory.moves_rows;
   facts_.ordered_stores = !options.memory.weak || options.memory.in_order;
   facts_.atomic_bytes = options.memory.unit;
+  if (!options.memory.weak) return;
+  claimed_.resize(options.memory.segment_bytes[static_cast<std::size_t>(rank)] / kClaimUnit);
 }
 
 SimFabric::~SimFabric() {
@@ -26,6 +35,11 @@ SimFabric::~SimFabric() {
 }
 
 int SimFabric::size() const { return world_.options().ranks; }
+
+void SimFabric::check_rank(int rank, const char* call) const {
+  if (rank >= 0 && rank < size()) return;
+  broken_invariant(fmt::format("rank {}: {} of rank {}", rank_, call, rank).c_str());
+}
 
 void SimFabric::check(std::uint64_t size, Range range, const char* call) const {
   if (range.offset <= size && range.bytes <= size - range.offset) return;
@@ -35,10 +49,12 @@ void SimFabric::check(std::uint64_t size, Range range, const char* call) const {
 }
 
 void SimFabric::check_segment(int rank, Range range, const char* call) const {
+  check_rank(rank, call);
   check(world_.options().memory.segment_bytes[static_cast<std::size_t>(rank)], range, call);
 }
 
 void SimFabric::check_inbox(int rank, Range range, const char* call) const {
+  check_rank(rank, call);
   const std::vector<std::uint64_t>& inboxes = world_.options().memory.inbox_bytes;
   check(inboxes.empty() ? 0 : inboxes[static_cast<std::size_t>(rank)], range, call);
 }
@@ -124,15 +140,33 @@ int SimFabric::progress() {
   return done;
 }
 
+std::vector<bool>::iterator SimFabric::claim_of(std::uint64_t offset) {
+  return claimed_.begin() + static_cast<std::ptrdiff_t>(offset / kClaimUnit);
+}
+
 std::byte* SimFabric::claim(Range range) {
   check_segment(rank_, range, "claim");
+  if (!claimed_.empty())
+    std::fill(claim_of(range.offset), claim_of(range.offset + range.bytes), true);
   return world_.memory_.own(rank_) + range.offset;
 }
 
 void SimFabric::commit(Range range, Store store) {
   check_segment(rank_, range, "commit");
+  if (!claimed_.empty()) end_claim(range);
   world_.spend(time_of(range.bytes, world_.options().pod.lane.copy));
   world_.memory_.commit(rank_, range, store, world_.loose());
+}
+
+void SimFabric::end_claim(Range range) {
+  const auto first = claim_of(range.offset);
+  const auto last = claim_of(range.offset + range.bytes);
+  if (std::find(first, last, false) != last) {
+    broken_invariant(
+        fmt::format("rank {} commits {} bytes at {}, not claimed", rank_, range.bytes, range.offset)
+            .c_str());
+  }
+  std::fill(first, last, false);
 }
 
 std::byte* SimFabric::inbox(Range range) {
@@ -163,6 +197,10 @@ std::uint64_t SimFabric::load_flag(int rank, std::uint64_t offset) const {
 
 void SimFabric::publish(int peer, std::uint64_t offset, std::uint64_t value, const char* call) {
   check_segment(rank_, {offset, 8}, call);
+  if (offset % 8 != 0 || offset < kFabricHeaderBytes) {
+    broken_invariant(
+        fmt::format("rank {}: {} at {}: no place for one", rank_, call, offset).c_str());
+  }
   world_.spend(world_.options().pod.lane.issue);
   // acquires: nothing; the own word.
   const std::uint64_t before = world_.memory_.load_flag(rank_, rank_, offset);

@@ -3,7 +3,8 @@
 // Mapped: acquire() waits, in virtual time, until the bytes have been read. Otherwise it starts a
 // fetch, as a fabric without mapped memory does; bytes are copies that cannot be touched after
 // release(). A call that no correct engine makes ends the process: bytes outside the memory, a flag
-// that does not grow, a release of what was not acquired.
+// that does not grow, a release of what was not acquired, and in weak memory a commit of what was
+// not claimed since the last one.
 #pragma once
 
 #include <cstddef>
@@ -75,9 +76,12 @@ class SimFabric final : public Agent {
     std::byte* copy = nullptr;  // null: its rows do not move
   };
 
+  void check_rank(int rank, const char* call) const;
   void check(std::uint64_t size, Range range, const char* call) const;
   void check_segment(int rank, Range range, const char* call) const;
   void check_inbox(int rank, Range range, const char* call) const;
+  std::vector<bool>::iterator claim_of(std::uint64_t offset);
+  void end_claim(Range range);
   void publish(int peer, std::uint64_t offset, std::uint64_t value, const char* call);
   const std::byte* fetch(const Place& place);
   void read(const Place& place, const Fetch& fetch);
@@ -90,6 +94,7 @@ class SimFabric final : public Agent {
   std::unordered_map<std::uint64_t, Place> under_way_;  // by number
   std::vector<std::uint64_t> landed_;                   // since the last progress()
   std::uint64_t number_ = 0;
+  std::vector<bool> claimed_;  // weak memory: of each 4 bytes, whether they may be committed
 };
 
 }  // namespace ubep::sim

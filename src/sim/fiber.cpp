@@ -9,13 +9,20 @@
 
 #if defined(__SANITIZE_ADDRESS__)
 #define UBEP_ASAN_FIBERS 1
+#elif defined(__SANITIZE_THREAD__)
+#define UBEP_TSAN_FIBERS 1
 #elif defined(__has_feature)
 #if __has_feature(address_sanitizer)
 #define UBEP_ASAN_FIBERS 1
+#elif __has_feature(thread_sanitizer)
+#define UBEP_TSAN_FIBERS 1
 #endif
 #endif
 #ifdef UBEP_ASAN_FIBERS
 #include <sanitizer/common_interface_defs.h>
+#endif
+#ifdef UBEP_TSAN_FIBERS
+#include <sanitizer/tsan_interface.h>
 #endif
 
 namespace ubep::sim {
@@ -61,6 +68,33 @@ void leave(void**, const Stack&) {}
 void arrive(void*, Stack*) {}
 #endif
 
+// The thread sanitizer keeps a call stack for each fiber. It notes a call at the entry and at the
+// exit of a function: so these two are inlined, and called where entry and exit are on one side.
+#ifdef UBEP_TSAN_FIBERS
+class Identity {
+ public:
+  Identity() : inside_(__tsan_create_fiber(0)) {}
+  ~Identity() { __tsan_destroy_fiber(inside_); }
+  Identity(const Identity&) = delete;
+  Identity& operator=(const Identity&) = delete;
+
+  [[gnu::always_inline]] void take() {
+    outside_ = __tsan_get_current_fiber();
+    __tsan_switch_to_fiber(inside_, 0);
+  }
+  [[gnu::always_inline]] void give_back() { __tsan_switch_to_fiber(outside_, 0); }
+
+ private:
+  void* inside_;
+  void* outside_ = nullptr;
+};
+#else
+struct Identity {
+  void take() {}
+  void give_back() {}
+};
+#endif
+
 }  // namespace
 
 struct Fiber::Context {
@@ -71,6 +105,7 @@ struct Fiber::Context {
   Stack outer;
   void* fake_inner = nullptr;
   void* fake_outer = nullptr;
+  Identity identity;
   Fiber* resumer = nullptr;
   std::exception_ptr error;
   bool started = false;
@@ -113,7 +148,9 @@ void Fiber::resume() {
   c.started = true;
   c.resumer = std::exchange(running, this);
   leave(&c.fake_outer, c.inner);
+  c.identity.take();
   c.inside = std::move(c.inside).resume();
+  c.identity.give_back();
   arrive(c.fake_outer, nullptr);
   running = c.resumer;
   if (c.error) std::rethrow_exception(std::exchange(c.error, nullptr));

@@ -101,8 +101,9 @@ void Memory::commit(int rank, Range range, Store store, std::vector<Loose>& loos
 std::uint64_t Memory::put(int rank, int peer, Range range, Store store, std::vector<Loose>& loose) {
   Put put{.rank = rank, .peer = peer, .range = range};
   if (options_.moves_rows) {
-    const std::byte* data = outgoing(rank, peer) + range.offset;
+    std::byte* data = outgoing(rank, peer) + range.offset;
     put.bytes = std::make_shared<const std::vector<std::byte>>(data, data + range.bytes);
+    std::fill_n(data, range.bytes, std::byte{0xff});  // who puts them once more puts NaNs
   }
   std::uint64_t number = 0;
   if (free_.empty()) {

@@ -76,19 +76,15 @@ class FabricTest : public testing::Test {
     return Group(std::vector<std::uint64_t>(static_cast<std::size_t>(size), bytes));
   }
 
-  // Every rank on a thread of its own.
-  static void run(Group& group, int size, const std::function<void(F&)>& body) {
-    std::vector<std::thread> threads;
-    for (int r = 0; r < size; ++r) {
-      threads.emplace_back([&, r] {
-        try {
-          body(group.rank(r));
-        } catch (const std::exception& error) {
-          ADD_FAILURE() << "rank " << r << " waits in vain for: " << error.what();
-        }
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
+  // Every rank at once.
+  static void run(Group& group, const std::function<void(F&)>& body) {
+    group.run([&](int r) {
+      try {
+        body(group.rank(r));
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << "rank " << r << " waits in vain for: " << error.what();
+      }
+    });
   }
 };
 
@@ -279,7 +275,7 @@ TYPED_TEST(FabricTest, FlagsOnlyGrowAndKeepTheirOrder) {
   constexpr int kRanks = 3;
   constexpr std::uint64_t kLast = 400;
   TypeParam group = this->make(kRanks);
-  this->run(group, kRanks, [&](auto& fabric) {
+  this->run(group, [&](auto& fabric) {
     if (fabric.rank() == 0) {
       for (std::uint64_t value = 1; value <= kLast; ++value) {
         fabric.store_flag(kFlag, value);
@@ -301,13 +297,13 @@ TYPED_TEST(FabricTest, FlagsOnlyGrowAndKeepTheirOrder) {
 }
 
 // The protocol in small: a block is rewritten only after all have read it.
-TYPED_TEST(FabricTest, ThreadsHandBlocksOver) {
+TYPED_TEST(FabricTest, RanksHandBlocksOver) {
   constexpr int kRanks = 3;
   constexpr std::uint64_t kEpochs = 60;
   constexpr Range kBlock{kData - kData % 64, 2048};
   constexpr std::uint64_t kDone = kFlag + 64;
   TypeParam group = this->make(kRanks);
-  this->run(group, kRanks, [&](auto& fabric) {
+  this->run(group, [&](auto& fabric) {
     for (std::uint64_t epoch = 1; epoch <= kEpochs; ++epoch) {
       const auto id = static_cast<std::uint64_t>(fabric.rank());
       const auto mine = pattern(kBlock.bytes, 100 * epoch + id);

@@ -27,12 +27,18 @@ Rows dense(std::vector<std::byte>& memory, std::int64_t rows, const Problem& pro
   return {memory.data(), rows, problem.hidden, problem.dtype};
 }
 
-std::uint64_t bit(int rank) { return std::uint64_t{1} << rank; }
+Ranks bit(int rank) { return Ranks().set(index(rank)); }
+
+Ranks ranks_of(const RankSet& set) {
+  Ranks ranks;
+  set.for_each([&](int rank) { ranks |= bit(rank); });
+  return ranks;
+}
 
 // The ranks that own an expert of the token.
-std::uint64_t owners_of_token(const Problem& problem, int rank, std::int64_t token) {
+Ranks owners_of_token(const Problem& problem, int rank, std::int64_t token) {
   const std::vector<std::int32_t> owners = owners_of(problem);
-  std::uint64_t set = 0;
+  Ranks set;
   for (int k = 0; k < problem.topk; ++k) {
     const std::int32_t id = problem.ranks[index(rank)].topk_idx[index(token * problem.topk + k)];
     if (id >= 0) set |= bit(owners[index(id)]);
@@ -247,7 +253,8 @@ bool SimRank::start_combine(int number) {
   const bool own_y = local(number).own_y;
   const Rows y = own_y ? dense(p.y_memory, h.output.num_rows, problem) : h.output;
   Problem shown = problem;
-  shown.sources = h.received.sources;
+  shown.sources = ranks_of(h.sources);
+  shown.layout = h.received.layout;  // of a caller's error, too
   run_experts(h.received, shown, rank_, local(number).options.weighting, y);
   p.out = dense(p.out_memory, input(number).tokens, problem);
   CombineArgs args{.out = p.out};
@@ -286,7 +293,7 @@ bool SimRank::collect() {
 }
 
 // After a caller's error any other rank may have failed, and peers may know before its own caller.
-std::uint64_t SimRank::may_be_gone() const {
+Ranks SimRank::may_be_gone() const {
   return setup_.culprit.alteration == Alteration::none ? losses_.gone : ~bit(rank_);
 }
 
@@ -301,12 +308,13 @@ void SimRank::check_status(int number, const Status& status) {
     losses_.failed |= bit(rank_);
     return;
   }
-  const bool expected = status.code == Code::peer_lost && status.missing != 0 &&
-                        (status.missing & ~may_be_gone()) == 0 &&
-                        (status.missing & reported_) == 0 &&
-                        (status.missing & bit(status.peer)) != 0;
-  if (!expected) fail(number, status.message());
-  reported_ |= status.missing;
+  // `missing` has room for the first 64.
+  const bool is_loss = status.code == Code::peer_lost && status.peer >= 0 &&
+                       (status.peer >= 64 || (Ranks(status.missing) & bit(status.peer)).any());
+  if (!is_loss) fail(number, status.message());
+  const Ranks lost = Ranks(status.missing) | bit(status.peer);
+  if ((lost & ~may_be_gone()).any() || (lost & reported_).any()) fail(number, status.message());
+  reported_ |= lost;
 }
 
 void SimRank::check_received(int number) {
@@ -314,39 +322,38 @@ void SimRank::check_received(int number) {
   const HandleState& h = handle_of(number);
   const Received& received = h.received;
   Problem problem = operation(number).problem;
-  const std::uint64_t all = ~std::uint64_t{0} >> (64 - case_.num_ranks);
-  const std::uint64_t absent = all & ~received.sources;
-  if ((absent & ~may_be_gone()) != 0) {
+  const Ranks sources = ranks_of(h.sources);
+  const Ranks absent = ranks_of(RankSet::all(case_.num_ranks)) & ~sources;
+  if ((absent & ~may_be_gone()).any()) {
     fail(number, "a rank that is alive is missing among the sources");
   }
-  check_agreed(number, received.sources);
+  check_agreed(number, sources);
   // A source that pushes can die after its record and before its rows: they are zero.
   for (int q = 0; q < case_.num_ranks; ++q) {
     const bool has_rows = h.routed->receive.sources[index(q)].num_rows() != 0;
-    if ((absent & bit(q)) != 0 && has_rows) problem.zeroed.set(index(q));
+    if (absent[index(q)] && has_rows) problem.zeroed |= bit(q);
   }
-  problem.sources = received.sources | problem.zeroed.to_ullong();
+  problem.sources = sources | problem.zeroed;
   const bool differs = is_culprit(number) && setup_.culprit.alteration != Alteration::record;
   if (differs) return;  // its own error: nothing to compare with
   const std::string difference = compare_received(
       received,
-      absent == 0 ? operation(number).received[index(rank_)] : expected_received(problem, rank_),
+      absent.none() ? operation(number).received[index(rank_)] : expected_received(problem, rank_),
       problem);
   if (!difference.empty()) fail(number, difference);
   p.outcome.received = true;
-  p.outcome.sources = problem.sources.to_ullong();
+  p.outcome.sources = problem.sources;
 }
 
 // Nobody who went on had the same operation as a rank that differs in it.
-void SimRank::check_agreed(int number, std::uint64_t others) const {
+void SimRank::check_agreed(int number, const Ranks& others) const {
   const Culprit& culprit = setup_.culprit;
   const bool differs = culprit.alteration == Alteration::dtype ||
                        culprit.alteration == Alteration::reduction ||
                        culprit.alteration == Alteration::layout;
   if (!differs || culprit.operation != number) return;
-  const std::uint64_t wrong =
-      rank_ == culprit.rank ? others & ~bit(rank_) : others & bit(culprit.rank);
-  if (wrong != 0) fail(number, "ranks that differ did not notice");
+  const Ranks wrong = rank_ == culprit.rank ? others & ~bit(rank_) : others & bit(culprit.rank);
+  if (wrong.any()) fail(number, "ranks that differ did not notice");
 }
 
 void SimRank::check_combined(int number) {
@@ -358,7 +365,7 @@ void SimRank::check_combined(int number) {
   if (is_culprit(number)) return;
   for (std::int64_t token = 0; token < p.out.num_rows; ++token) {
     if (h.valid[index(token)] != 0) continue;
-    if ((owners_of_token(problem, rank_, token) & may_be_gone()) == 0) {
+    if ((owners_of_token(problem, rank_, token) & may_be_gone()).none()) {
       fail(number, fmt::format("token {} is invalid, its experts are alive", token));
     }
   }

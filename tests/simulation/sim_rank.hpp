@@ -18,14 +18,14 @@ namespace ubep::test {
 // What survivors of a death compare with each other.
 struct Outcome {
   bool received = false;
-  std::uint64_t sources = 0;
+  Ranks sources;
   std::vector<std::uint8_t> valid;  // empty: not combined
 };
 
-// Ranks that have gone or failed, as all may know: bit r.
+// Ranks that have gone or failed, as all may know.
 struct Losses {
-  std::uint64_t gone = 0;    // died, failed
-  std::uint64_t failed = 0;  // met a mismatch
+  Ranks gone;    // died, failed
+  Ranks failed;  // met a mismatch
 };
 
 class SimRank {
@@ -69,8 +69,8 @@ class SimRank {
   void check_received(int number);
   void check_combined(int number);
   void check_status(int number, const Status& status);
-  std::uint64_t may_be_gone() const;
-  void check_agreed(int number, std::uint64_t others) const;
+  Ranks may_be_gone() const;
+  void check_agreed(int number, const Ranks& others) const;
   bool accept(int number, const char* what, const Status& status);
   [[noreturn]] void fail(int number, const std::string& what) const;
   void note(int number, const std::string& text);
@@ -94,7 +94,7 @@ class SimRank {
   std::vector<std::unique_ptr<HandleState>> handles_;
   std::vector<Progress> progress_;  // [operations]
   std::size_t next_ = 0;            // event
-  std::uint64_t reported_ = 0;      // losses
+  Ranks reported_;                  // losses
   bool failed_ = false;
   sim::Time progressed_ = 0;
 };

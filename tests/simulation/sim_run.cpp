@@ -77,7 +77,7 @@ class Run {
       ranks_.push_back(std::make_unique<SimRank>(setup, world_, r, losses_));
     }
     for (const sim::Fate& fate : setup.world.fates) {
-      if (fate.dies) losses_.gone |= std::uint64_t{1} << fate.rank;
+      if (fate.dies) losses_.gone.set(index(fate.rank));
     }
   }
 
@@ -132,7 +132,7 @@ class Run {
         const Outcome& outcome = rank->outcome(i);
         if (!outcome.received) continue;
         // A source without rows for a rank cannot be told from one that sent all of them.
-        const int took_part = (outcome.sources >> victim & 1) != 0 ? 1 : 0;
+        const int took_part = outcome.sources[index(victim)] ? 1 : 0;
         if (dispatched == -1) dispatched = took_part;
         if (dispatched != took_part) disagree(i, victim);
       }
@@ -155,7 +155,7 @@ class Run {
           if (id < 0) continue;
           const int owner = owners[index(id)];
           needs_victim |= owner == victim;
-          needs_others |= owner != victim && (losses_.gone >> owner & 1) != 0;
+          needs_others |= owner != victim && losses_.gone[index(owner)];
         }
         if (!needs_victim || needs_others) continue;
         const int took_part = outcome.valid[index(t)] != 0 ? 1 : 0;

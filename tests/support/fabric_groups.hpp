@@ -1,17 +1,21 @@
 // The fabrics that the conformance suite runs on: each entry makes all ranks of a group at once.
 //
-// To add a fabric: a class with `Fabric`, a constructor from segment sizes and rank(), and its name
-// in FabricGroups.
+// To add a fabric: a class with `Fabric`, a constructor from segment sizes, rank() and run(), and
+// its name in FabricGroups.
 #pragma once
 
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "fabric/shm/fabric.hpp"
-#include "support/staged_fabric.hpp"
+#ifdef UBEP_HAVE_SIM
+#include "sim/world.hpp"
+#endif
 
 namespace ubep::test {
 
@@ -23,25 +27,55 @@ class ShmGroup {
 
   explicit ShmGroup(const std::vector<std::uint64_t>& segment_bytes);
   Fabric& rank(int r) { return *ranks_[static_cast<std::size_t>(r)]; }
+  // Calls body(rank) for all ranks at once, and returns when they have ended.
+  void run(const std::function<void(int)>& body);
 
  private:
   std::vector<std::unique_ptr<ShmFabric>> ranks_;
 };
 
-class StagedGroup {
- public:
-  using Fabric = StagedFabric;
-  static constexpr const char* kName = "staged";
+#ifdef UBEP_HAVE_SIM
 
-  explicit StagedGroup(const std::vector<std::uint64_t>& segment_bytes)
-      : world_({.segment_bytes = segment_bytes, .seed = 1}) {}
-  Fabric& rank(int r) { return world_.rank(r); }
+// Ranks are fibers in virtual time. Calls outside of run() move that time on as well.
+class SimGroup {
+ public:
+  using Fabric = sim::SimFabric;
+
+  SimGroup(const std::vector<std::uint64_t>& segment_bytes, bool mapped, bool weak);
+  Fabric& rank(int r) { return world_.fabric(r); }
+  void run(const std::function<void(int)>& body);
 
  private:
-  StagedWorld world_;
+  sim::World world_;
 };
 
-using FabricGroups = testing::Types<ShmGroup, StagedGroup>;
+struct MappedGroup : SimGroup {
+  static constexpr const char* kName = "mapped";
+  explicit MappedGroup(const std::vector<std::uint64_t>& segment_bytes)
+      : SimGroup(segment_bytes, true, false) {}
+};
+
+// Bytes appear late and in any order. So those behind an acquired pointer may change at each call
+// of the fabric, until the flag that announces them.
+struct WeakGroup : SimGroup {
+  static constexpr const char* kName = "weak";
+  explicit WeakGroup(const std::vector<std::uint64_t>& segment_bytes)
+      : SimGroup(segment_bytes, true, true) {}
+};
+
+struct FetchedGroup : SimGroup {
+  static constexpr const char* kName = "fetched";
+  explicit FetchedGroup(const std::vector<std::uint64_t>& segment_bytes)
+      : SimGroup(segment_bytes, false, true) {}
+};
+
+using FabricGroups = testing::Types<ShmGroup, MappedGroup, WeakGroup, FetchedGroup>;
+
+#else
+
+using FabricGroups = testing::Types<ShmGroup>;
+
+#endif
 
 struct GroupName {
   template <class Group>

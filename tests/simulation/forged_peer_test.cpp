@@ -9,14 +9,14 @@
 #include <vector>
 
 #include "base/entry.hpp"
-#include "engine/engine_impl.hpp"
-#include "support/staged_fabric.hpp"
+#include "engine/engine.hpp"
+#include "engine/handle_state.hpp"
+#include "protocol/op_line.hpp"
+#include "protocol/segment_layout.hpp"
+#include "sim/engine_sim.hpp"
+#include "sim/world.hpp"
 
-namespace ubep {
-
-extern template class EngineImpl<test::StagedFabric>;
-
-namespace test {
+namespace ubep::test {
 namespace {
 
 constexpr int kTopk = 2;
@@ -35,9 +35,25 @@ GroupConfig two_ranks() {
   return config;
 }
 
+sim::WorldOptions world_options(bool mapped) {
+  using sim::kNanosecond;
+  sim::WorldOptions options;
+  options.ranks = 2;
+  options.mapped = mapped;
+  options.has_links = false;
+  options.pod.tiers = {{"all", 2, 50 * kNanosecond, 0}};
+  options.pod.lane.poll = 10 * kNanosecond;
+  for (int r = 0; r < 2; ++r) {
+    options.memory.segment_bytes.push_back(SegmentLayout(two_ranks(), r).bytes());
+  }
+  options.memory.weak = true;
+  options.memory.delay = 300 * kNanosecond;
+  return options;
+}
+
 // Rank 1, by hand. Everything it sends is right until a test changes it.
 struct ForgedPeer {
-  StagedFabric& fabric;
+  sim::SimFabric& fabric;
   SegmentLayout layout{two_ranks(), 1};
   OpLine dispatch, combine;
   std::uint64_t pub = 1;
@@ -47,7 +63,7 @@ struct ForgedPeer {
   std::vector<Entry> entries{{0, 0, 0, 1.0F}, {1, 1, 1, 1.0F}};
   std::vector<std::uint32_t> bases{0, 3};  // where rank 0's rows lie: expert 2's, expert 3's
 
-  explicit ForgedPeer(StagedFabric& staged) : fabric(staged) {
+  explicit ForgedPeer(sim::SimFabric& peer) : fabric(peer) {
     dispatch.seq = dispatch.epoch = dispatch.origin = 1;
     dispatch.kind = OpKind::dispatch;
     dispatch.layout = Layout::expert_major;
@@ -85,11 +101,11 @@ struct ForgedPeer {
   }
 };
 
-class ForgedPeerTest : public testing::Test {
+// On both kinds of memory, none of which shows bytes before it must.
+class ForgedPeerTest : public testing::TestWithParam<bool> {
  protected:
   ForgedPeerTest() {
-    engine_ = std::make_unique<EngineImpl<StagedFabric>>(
-        world_.rank(0), EngineOptions{.config = two_ranks(), .store = Store::near});
+    engine_ = sim::make_sim_engine(world_.fabric(0), {.config = two_ranks(), .store = Store::near});
   }
 
   // Rank 0 sends every token to one expert of its own and one of rank 1.
@@ -131,47 +147,49 @@ class ForgedPeerTest : public testing::Test {
     EXPECT_EQ(status.code, code) << status.message();
     EXPECT_EQ(status.peer, 1);
     EXPECT_NE(std::string(status.what).find(what), std::string::npos) << status.message();
-    for (int i = 0; i < 100; ++i) world_.rank(1).progress();
-    EXPECT_EQ(world_.rank(1).peer_state(0), PeerState::failed);
+    for (int i = 0; i < 100; ++i) (void)world_.fabric(1).load_flag(0, peer_.layout.out(0));
+    EXPECT_EQ(world_.fabric(1).peer_state(0), PeerState::failed);
     HandleState another;
     EXPECT_EQ(engine_->start_cached_dispatch(rows(x_), handle_, another).code, code);
-    EXPECT_EQ(world_.rank(0).held(), "");
+    EXPECT_EQ(world_.fabric(0).held(), "");
   }
 
-  StagedWorld world_{{.segment_bytes = {SegmentLayout(two_ranks(), 0).bytes(),
-                                        SegmentLayout(two_ranks(), 1).bytes()},
-                      .seed = 3}};
-  ForgedPeer peer_{world_.rank(1)};
+  sim::World world_{world_options(GetParam())};
+  ForgedPeer peer_{world_.fabric(1)};
   HandleState handle_;
-  std::unique_ptr<EngineImpl<StagedFabric>> engine_;
+  std::shared_ptr<Engine> engine_;
   std::vector<std::byte> x_ = std::vector<std::byte>(kTokens * kHidden * 2);
   std::vector<std::byte> out_ = x_;
   std::vector<std::int32_t> topk_idx_;
   std::vector<float> weights_ = std::vector<float>(kTokens * kTopk, 0.5F);
 };
 
+INSTANTIATE_TEST_SUITE_P(Memory, ForgedPeerTest, testing::Bool(), [](const auto& test) {
+  return std::string(test.param ? "mapped" : "fetched");
+});
+
 // Otherwise the tests below could find anything.
-TEST_F(ForgedPeerTest, AHonestForgeryPasses) {
+TEST_P(ForgedPeerTest, AHonestForgeryPasses) {
   const Status dispatched = dispatch();
   ASSERT_TRUE(dispatched.ok()) << dispatched.message();
   EXPECT_EQ(handle_.received.num_rows, 5);
   const Status combined = combine();
   EXPECT_TRUE(combined.ok()) << combined.message();
   EXPECT_EQ(handle_.valid, (std::vector<std::uint8_t>{1, 1, 1}));
-  EXPECT_EQ(world_.rank(0).held(), "");
+  EXPECT_EQ(world_.fabric(0).held(), "");
 }
 
-TEST_F(ForgedPeerTest, AnOpLineThatNoRankWrites) {
+TEST_P(ForgedPeerTest, AnOpLineThatNoRankWrites) {
   peer_.dispatch.kind = static_cast<OpKind>(9);
   expect_end(dispatch(), Code::corrupt, "operation kind");
 }
 
-TEST_F(ForgedPeerTest, MoreTokensThanDeclared) {
+TEST_P(ForgedPeerTest, MoreTokensThanDeclared) {
   peer_.dispatch.tokens = 5;
   expect_end(dispatch(), Code::corrupt, "tokens");
 }
 
-TEST_F(ForgedPeerTest, AnotherShape) {
+TEST_P(ForgedPeerTest, AnotherShape) {
   peer_.dispatch.hidden = 16;
   const Status status = dispatch();
   EXPECT_EQ(status.expected, 8U);
@@ -179,84 +197,84 @@ TEST_F(ForgedPeerTest, AnotherShape) {
   expect_end(status, Code::mismatch, "hidden");
 }
 
-TEST_F(ForgedPeerTest, AnotherOperation) {
+TEST_P(ForgedPeerTest, AnotherOperation) {
   peer_.dispatch.kind = OpKind::combine;
   expect_end(dispatch(), Code::mismatch, "operation kind");
 }
 
-TEST_F(ForgedPeerTest, AnOpWordFromTheFuture) {
+TEST_P(ForgedPeerTest, AnOpWordFromTheFuture) {
   peer_.dispatch.seq = 9;  // the same place, one round later
   expect_end(dispatch(), Code::corrupt, "");
 }
 
-TEST_F(ForgedPeerTest, AnEpochFromTheFuture) {
+TEST_P(ForgedPeerTest, AnEpochFromTheFuture) {
   peer_.pub = 3;
   expect_end(dispatch(), Code::corrupt, "");
 }
 
-TEST_F(ForgedPeerTest, OffsetsThatGoBack) {
+TEST_P(ForgedPeerTest, OffsetsThatGoBack) {
   peer_.offsets = {2, 1, 2};
   expect_end(dispatch(), Code::corrupt, "record offset");
 }
 
-TEST_F(ForgedPeerTest, MoreEntriesThanTokensCanHave) {
+TEST_P(ForgedPeerTest, MoreEntriesThanTokensCanHave) {
   peer_.offsets = {0, 5, 5};
   expect_end(dispatch(), Code::corrupt, "record offset");
 }
 
-TEST_F(ForgedPeerTest, AnOffsetBeyondAll) {
+TEST_P(ForgedPeerTest, AnOffsetBeyondAll) {
   peer_.offsets = {0, 0xFFFFFFFF, 0xFFFFFFFF};
   expect_end(dispatch(), Code::corrupt, "record offset");
 }
 
-TEST_F(ForgedPeerTest, EntriesOfTokensThatAreNot) {
+TEST_P(ForgedPeerTest, EntriesOfTokensThatAreNot) {
   peer_.entries[1].token = 2;
   expect_end(dispatch(), Code::corrupt, "entry token");
 }
 
-TEST_F(ForgedPeerTest, EntriesForExpertsElsewhere) {
+TEST_P(ForgedPeerTest, EntriesForExpertsElsewhere) {
   peer_.entries[0].expert = 2;
   expect_end(dispatch(), Code::corrupt, "entry expert");
 }
 
-TEST_F(ForgedPeerTest, EntriesOutOfOrder) {
+TEST_P(ForgedPeerTest, EntriesOutOfOrder) {
   std::swap(peer_.entries[0], peer_.entries[1]);
   expect_end(dispatch(), Code::corrupt, "entry order");
 }
 
 // Announced, but never written: bytes of no meaning.
-TEST_F(ForgedPeerTest, ARecordThatWasNotWritten) {
+TEST_P(ForgedPeerTest, ARecordThatWasNotWritten) {
   peer_.offsets = {0, 3, 3};
   peer_.dispatch.tokens = 4;
   expect_end(dispatch(), Code::corrupt, "entry");
 }
 
-TEST_F(ForgedPeerTest, BasesOutsideTheOutputs) {
+TEST_P(ForgedPeerTest, BasesOutsideTheOutputs) {
   ASSERT_TRUE(dispatch().ok());
   peer_.bases[1] = static_cast<std::uint32_t>(two_ranks().max_rows(1)) - 1;
   expect_end(combine(), Code::corrupt, "base");
 }
 
-TEST_F(ForgedPeerTest, ABaseThatWouldWrap) {
+TEST_P(ForgedPeerTest, ABaseThatWouldWrap) {
   ASSERT_TRUE(dispatch().ok());
   peer_.bases[0] = 0xFFFFFFFF;
   expect_end(combine(), Code::corrupt, "base");
 }
 
-TEST_F(ForgedPeerTest, ACombineOfAnotherEpoch) {
+TEST_P(ForgedPeerTest, ACombineOfAnotherEpoch) {
   ASSERT_TRUE(dispatch().ok());
   peer_.combine.epoch = 2;
   expect_end(combine(), Code::mismatch, "epoch");
 }
 
 // The peer gave its lease back and will never put out anything.
-TEST_F(ForgedPeerTest, ACombineThatThePeerReleased) {
+TEST_P(ForgedPeerTest, ACombineThatThePeerReleased) {
   ASSERT_TRUE(dispatch().ok());
   peer_.out = 3;
   expect_end(combine(), Code::mismatch, "released");
 }
 
-TEST_F(ForgedPeerTest, APeerThatFailedIsLost) {
+TEST_P(ForgedPeerTest, APeerThatFailedIsLost) {
   peer_.pub = 0;
   start_dispatch();
   peer_.send_dispatch();
@@ -269,5 +287,4 @@ TEST_F(ForgedPeerTest, APeerThatFailedIsLost) {
 }
 
 }  // namespace
-}  // namespace test
-}  // namespace ubep
+}  // namespace ubep::test
