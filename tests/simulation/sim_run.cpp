@@ -81,6 +81,11 @@ class Run {
     }
   }
 
+  // Lanes that are still within an engine leave it first.
+  ~Run() { world_.end(); }
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
+
   void run() {
     for (const auto& rank : ranks_) {
       const sim::Time start = setup_.starts[index(rank->rank())];
