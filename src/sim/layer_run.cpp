@@ -69,6 +69,7 @@ class LayerRank {
                               .num_tokens = static_cast<std::uint32_t>(options_.tokens),
                               .topk = options_.topk};
     const bool by_expert = options_.layout != Layout::rank_major;
+    crew_.call_in();
     must(engine_->start_dispatch(x_rows_, routing,
                                  {.layout = options_.layout,
                                   .path = options_.path,
