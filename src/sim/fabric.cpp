@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/invariant.hpp"
@@ -220,7 +221,11 @@ void SimFabric::set_state(PeerState state) {
 
 std::string SimFabric::held() const {
   if (fetches_.empty()) return "";
-  const Place& place = fetches_.begin()->first;
+  // The order of a hash table must not show.
+  const auto first = std::min_element(
+      fetches_.begin(), fetches_.end(),
+      [](const auto& a, const auto& b) { return a.second.number < b.second.number; });
+  const Place& place = first->first;
   return fmt::format("rank {} still holds {} bytes at {} of rank {}", rank_, place.bytes,
                      place.offset, place.rank);
 }
