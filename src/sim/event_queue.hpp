@@ -51,10 +51,10 @@ class EventQueue {
     return true;
   }
 
-  // Goes on to `time` at once when no event lies before or at it: spares an event.
+  // Goes on to `time` at once when no event lies before or at it: spares an event. Never goes back.
   bool skip_to(Time time) {
     if (next() <= time) return false;
-    now_ = time;
+    now_ = std::max(now_, time);
     ++count_;
     return true;
   }

@@ -258,7 +258,11 @@ void SimFabric::set_state(PeerState state) {
 
 std::string SimFabric::held() const {
   if (fetches_.empty()) return "";
-  const Place& place = fetches_.begin()->first;
+  // The order of a hash table must not show.
+  const auto first = std::min_element(
+      fetches_.begin(), fetches_.end(),
+      [](const auto& a, const auto& b) { return a.second.number < b.second.number; });
+  const Place& place = first->first;
   return fmt::format("rank {} still holds {} bytes at {} of rank {}", rank_, place.bytes,
                      place.offset, place.rank);
 }

@@ -1,7 +1,10 @@
 #include "sim/fiber.hpp"
 
+#include <cxxabi.h>
+
 #include <boost/context/fiber.hpp>
 #include <boost/context/protected_fixedsize_stack.hpp>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -95,6 +98,21 @@ struct Identity {
 };
 #endif
 
+// What the runtime library knows of a thread's exceptions that are being thrown or handled. Every
+// fiber has its own, or one that stops within a handler would end the handler of another.
+struct Exceptions {
+  void* caught = nullptr;
+  unsigned int uncaught = 0;
+};
+
+void exchange_exceptions(Exceptions& with) {
+  void* current = abi::__cxa_get_globals();
+  Exceptions before;
+  std::memcpy(&before, current, sizeof before);
+  std::memcpy(current, &with, sizeof with);
+  with = before;
+}
+
 }  // namespace
 
 struct Fiber::Context {
@@ -106,6 +124,7 @@ struct Fiber::Context {
   void* fake_inner = nullptr;
   void* fake_outer = nullptr;
   Identity identity;
+  Exceptions exceptions;  // of the other side
   Fiber* resumer = nullptr;
   std::exception_ptr error;
   bool started = false;
@@ -145,13 +164,17 @@ Fiber::~Fiber() {
 
 void Fiber::resume() {
   Context& c = *context_;
+  if (c.ended) broken_invariant("a fiber is resumed after its end");
+  if (!c.inside) broken_invariant("a fiber is resumed while it runs");
   c.started = true;
   c.resumer = std::exchange(running, this);
+  exchange_exceptions(c.exceptions);
   leave(&c.fake_outer, c.inner);
   c.identity.take();
   c.inside = std::move(c.inside).resume();
   c.identity.give_back();
   arrive(c.fake_outer, nullptr);
+  exchange_exceptions(c.exceptions);
   running = c.resumer;
   if (c.error) std::rethrow_exception(std::exchange(c.error, nullptr));
 }
@@ -161,6 +184,7 @@ bool Fiber::ended() const { return context_->ended; }
 Fiber* Fiber::current() { return running; }
 
 void Fiber::suspend() {
+  if (running == nullptr) broken_invariant("suspend() is called by no fiber");
   Context& c = *running->context_;
   leave(&c.fake_inner, c.outer);
   c.outside = std::move(c.outside).resume();

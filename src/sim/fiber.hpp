@@ -3,7 +3,9 @@
 //   Fiber fiber([] { ...; Fiber::suspend(); ... });
 //   while (!fiber.ended()) fiber.resume();
 //
-// Boost.Context switches stacks; this adds what the sanitizers want to know, and exceptions.
+// Boost.Context switches stacks; this adds what the sanitizers want to know, and exceptions: a
+// fiber may stop within a handler. Fibers may resume others. Resuming one that runs or has ended,
+// or suspend() outside of all, ends the process.
 #pragma once
 
 #include <exception>

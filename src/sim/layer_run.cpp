@@ -69,6 +69,7 @@ class LayerRank {
                               .num_tokens = static_cast<std::uint32_t>(options_.tokens),
                               .topk = options_.topk};
     const bool by_expert = options_.layout != Layout::rank_major;
+    crew_.call_in();
     must(engine_->start_dispatch(x_rows_, routing,
                                  {.layout = options_.layout,
                                   .path = options_.path,
@@ -185,19 +186,48 @@ class LayerRank {
   RankTimes times_;
 };
 
+// Lanes that are still within an engine leave it before it goes.
+class EndOfWorld {
+ public:
+  explicit EndOfWorld(World& world) : world_(world) {}
+  ~EndOfWorld() { world_.end(); }
+  EndOfWorld(const EndOfWorld&) = delete;
+  EndOfWorld& operator=(const EndOfWorld&) = delete;
+
+ private:
+  World& world_;
+};
+
+[[noreturn]] void fail(const std::string& text) { throw Error(ErrorCode::invalid_argument, text); }
+
+void check_range(const char* option, int value, int low, int high) {
+  if (value < low || value > high) {
+    fail(fmt::format("{} is {}, expected {} to {}", option, value, low, high));
+  }
+}
+
+void check_path(const LayerOptions& o) {
+  const bool by_token = o.path == Path::read || o.path == Path::allgather;
+  if (o.path == Path::automatic) fail("path is automatic, expected one that is named");
+  if (o.layout == Layout::expert_padded) fail("layout is expert_padded, expected another one");
+  const Layout layout = by_token ? Layout::rank_major : Layout::expert_major;
+  if ((by_token || o.path == Path::bsp) && o.layout != layout) {
+    fail(fmt::format("layout is {}, path {} needs {}", name(o.layout), name(o.path), name(layout)));
+  }
+}
+
 void check(const LayerOptions& o) {
-  const auto fail = [](const std::string& text) { throw Error(ErrorCode::invalid_argument, text); };
   if (o.ranks < 1 || o.ranks > o.pod.ranks) {
     fail(fmt::format("ranks is {}, the pod {} has {}", o.ranks, o.pod.name, o.pod.ranks));
   }
+  check_range("lanes", o.lanes, 1, 64);
+  check_range("tokens", o.tokens, 0, 1 << 24);
+  check_range("hidden", o.hidden, 1, 1 << 24);
+  check_range("experts", o.experts, 1, kMaxExperts);
   if (o.topk < 1 || o.topk > o.experts || o.topk > kMaxTopk) {
     fail(fmt::format("topk is {}, expected 1 to {}", o.topk, std::min(o.experts, kMaxTopk)));
   }
-  const bool by_token = o.path == Path::read || o.path == Path::allgather;
-  const Layout layout = by_token ? Layout::rank_major : Layout::expert_major;
-  if ((by_token || o.path == Path::bsp) && o.layout != layout) {
-    fail("this path goes with the other layout");
-  }
+  check_path(o);
 }
 
 }  // namespace
@@ -205,8 +235,15 @@ void check(const LayerOptions& o) {
 LayerResult run_layer(const LayerOptions& options) {
   check(options);
   const GroupConfig config = make_group(options);
+  for (int r = 0; r < options.ranks; ++r) {
+    if (config.max_rows(r) > 0x7fffffff) {
+      fail(fmt::format("tokens x topk x ranks is {} rows on rank {}, expected at most {}",
+                       config.max_rows(r), r, 0x7fffffff));
+    }
+  }
   World world(make_world(options, config));
   std::vector<std::unique_ptr<LayerRank>> ranks;
+  const EndOfWorld end_of_world(world);
   for (int r = 0; r < options.ranks; ++r) {
     ranks.push_back(std::make_unique<LayerRank>(options, config, world, r));
     LayerRank& rank = *ranks.back();

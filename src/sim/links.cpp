@@ -35,7 +35,7 @@ class Links::Server final : public Agent {
 
   void add(std::uint32_t flow, std::uint32_t travel, std::uint32_t blocks) {
     Flow& f = flows_[flow];
-    if (f.blocks.empty()) turns_.push(flow);
+    if (f.blocks.empty() && !(busy_ && flow == served_)) turns_.push(flow);
     if (!f.blocks.empty() && f.blocks.back().travel == travel) {
       f.blocks.back().count += blocks;
     } else {
@@ -46,6 +46,7 @@ class Links::Server final : public Agent {
 
   void on_event(std::uint64_t token) override {
     busy_ = false;
+    if (!flows_[served_].blocks.empty()) turns_.push(served_);  // behind all that came meanwhile
     pass_on(static_cast<std::uint32_t>(token));
     if (!turns_.empty()) serve();
   }
@@ -66,12 +67,11 @@ class Links::Server final : public Agent {
   }
 
   void serve() {
-    const std::uint32_t flow = turns_.front();
+    served_ = turns_.front();
     turns_.pop();
-    Flow& f = flows_[flow];
+    Flow& f = flows_[served_];
     const std::uint32_t travel = f.blocks.front().travel;
     if (--f.blocks.front().count == 0) f.blocks.pop();
-    if (!f.blocks.empty()) turns_.push(flow);
     Travel& t = links_.travels_[travel];
     const bool last = ++t.passed[hop_of(t)] == t.blocks;
     busy_ = true;
@@ -99,8 +99,9 @@ class Links::Server final : public Agent {
   Links& links_;
   std::uint64_t rate_;
   std::vector<Flow> flows_;
-  Fifo<std::uint32_t> turns_;  // flows that have blocks here
+  Fifo<std::uint32_t> turns_;  // flows that have blocks here, but for the one that is served
   std::vector<Pipe> pipes_;    // [tiers] to the last servers
+  std::uint32_t served_ = 0;   // flow
   bool busy_ = false;
 };
 
@@ -114,9 +115,11 @@ void Links::Pipe::on_event(std::uint64_t) {
 
 Links::Links(EventQueue& queue, const Pod& pod, int ranks, int lanes) : queue_(queue), pod_(pod) {
   const auto senders = static_cast<std::size_t>(ranks);
+  // What comes in passes the port, too.
+  const std::uint64_t in = std::min(pod.port, pod.memory);
   for (int r = 0; r < ranks; ++r) {
     ports_.push_back(std::make_unique<Server>(*this, pod.port, static_cast<std::size_t>(lanes)));
-    memories_.push_back(std::make_unique<Server>(*this, pod.memory, senders));
+    memories_.push_back(std::make_unique<Server>(*this, in, senders));
   }
   uplinks_.resize(pod.tiers.size());
   for (std::size_t t = 1; t < pod.tiers.size(); ++t) {

@@ -60,7 +60,7 @@ Time Memory::spread(int from, int to, std::byte* base, Range range, const Bytes&
     const std::uint64_t left = options_.unit - (range.offset + done) % options_.unit;
     const std::uint64_t count = std::min(left, range.bytes - done);
     Time at = std::max(floor, now + random_.up_to(options_.delay));
-    if (options_.in_order) at = std::max(at, last);
+    if (options_.in_order) at = pair(from, to).last_unit = std::max(at, pair(from, to).last_unit);
     last = std::max(last, at);
     node(to).coming.push_back({at, units_++, base + range.offset + done, bytes,
                                static_cast<std::uint32_t>(done),

@@ -108,6 +108,7 @@ class Memory {
     std::vector<std::uint64_t> early;  // landed before one with a smaller number
     Time covered = 0;                  // when all bytes before the next flag have appeared
     Time last = 0;                     // when the newest flag appears
+    Time last_unit = 0;                // in order: when the newest unit does
   };
   struct Put {
     int rank;

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "base/group_config.hpp"
+#include "sim/json_places.hpp"
 #include "ubep/status.hpp"
 
 namespace ubep::sim {
@@ -16,22 +17,41 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr std::int64_t kMostWindow = 1'000'000'000'000;
+
+struct File {
+  std::string path;
+  std::string text;
+
+  [[noreturn]] void fail(std::size_t at, const std::string& what) const {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{}:{}: {}", path, line_at(text, at), what));
+  }
+};
+
 // One object of the file, and where in the text it begins.
 class Reader {
  public:
-  Reader(const std::string& path, const std::string& text, const Json& object, std::size_t begin,
-         std::string name)
-      : path_(path), text_(text), object_(object), begin_(begin), name_(std::move(name)) {
-    if (!object.is_object()) fail("", "expected an object");
+  Reader(const File& file, const Json& object, std::size_t begin, std::string name)
+      : file_(file), object_(object), begin_(begin), name_(std::move(name)) {
+    if (!object.is_object()) fail("", "is " + object.dump() + ", expected an object");
+    places_ = places_within(file.text, begin);
+    for (std::size_t i = 1; i < places_.size(); ++i) {
+      if (find(places_[i].key) != &places_[i])
+        file_.fail(places_[i].at, named(places_[i].key) + " is there twice");
+    }
   }
 
-  // The n-th object under `key`.
-  Reader inner(const std::string& key, const Json& object, std::size_t number) const {
-    std::size_t at = place_of(key);
-    for (std::size_t i = 0; i <= number && at != std::string::npos; ++i) {
-      at = text_.find('{', at + 1);
-    }
-    return {path_, text_, object, at == std::string::npos ? begin_ : at, name_ + key + "."};
+  // The object under `key`.
+  Reader inner(const std::string& key) {
+    const Json& object = need(key);
+    return {file_, object, find(key)->value, named(key)};
+  }
+  // The n-th object of the list under `key`.
+  Reader inner(const std::string& key, std::size_t number) {
+    const Json& list = need(key);
+    const std::size_t at = places_within(file_.text, find(key)->value)[number].value;
+    return {file_, list[number], at, fmt::format("{}[{}]", named(key), number)};
   }
 
   const Json& need(const std::string& key) {
@@ -50,15 +70,13 @@ class Reader {
     }
     return result;
   }
-  double number(const std::string& key, double low, double high, double otherwise) {
-    known_.insert(key);
-    return object_.contains(key) ? number(key, low, high) : otherwise;
-  }
-  int integer(const std::string& key, int low, int high) {
-    const double value = number(key, low, high);
-    if (value != static_cast<int>(value))
+  std::int64_t integer(const std::string& key, std::int64_t low, std::int64_t high) {
+    const double value = number(key, static_cast<double>(low), static_cast<double>(high));
+    const auto result = static_cast<std::int64_t>(value);
+    if (value != static_cast<double>(result)) {
       fail(key, fmt::format("is {}, expected an integer", value));
-    return static_cast<int>(value);
+    }
+    return result;
   }
   std::string text(const std::string& key) {
     const Json& value = need(key);
@@ -69,37 +87,47 @@ class Reader {
   std::uint64_t rate(const std::string& key) {
     return static_cast<std::uint64_t>(number(key, 1e-3, 1e6) * 1e9);
   }
+  // 0 stands for one that is left out.
   std::uint64_t optional_rate(const std::string& key) {
-    return static_cast<std::uint64_t>(number(key, 0, 1e6, 0) * 1e9);
+    return optional(key) && number(key, 0, 1e6) != 0 ? rate(key) : 0;
   }
   Time time(const std::string& key) {
     return static_cast<Time>(number(key, 0, 1e9) * double{kNanosecond});
   }
+  bool optional(const std::string& key) {
+    known_.insert(key);
+    return object_.contains(key);
+  }
 
   // Every key must have been asked for.
   void finish() const {
-    for (const auto& [key, value] : object_.items()) {
-      if (!known_.contains(key)) fail(key, "is not a key of a pod");
+    for (const JsonPlace& place : places_) {
+      if (!known_.contains(place.key)) fail(place.key, "is not a key of a pod");
     }
   }
 
+  // At the key, or where the object begins.
   [[noreturn]] void fail(const std::string& key, const std::string& what) const {
-    const std::size_t at = key.empty() ? begin_ : place_of(key);
-    const auto end =
-        text_.begin() + static_cast<std::ptrdiff_t>(at == std::string::npos ? begin_ : at);
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("{}:{}: {}{} {}", path_, 1 + std::count(text_.begin(), end, '\n'),
-                            name_, key, what));
+    const JsonPlace* place = find(key);
+    const std::string label = named(key);
+    file_.fail(place != nullptr ? place->at : begin_, label + (label.empty() ? "" : " ") + what);
   }
 
  private:
-  std::size_t place_of(const std::string& key) const { return text_.find('"' + key + '"', begin_); }
+  const JsonPlace* find(const std::string& key) const {
+    const auto found = std::find_if(places_.begin(), places_.end(),
+                                    [&](const JsonPlace& place) { return place.key == key; });
+    return found == places_.end() ? nullptr : &*found;
+  }
+  std::string named(const std::string& key) const {
+    return name_ + (name_.empty() || key.empty() ? "" : ".") + key;
+  }
 
-  const std::string& path_;
-  const std::string& text_;
+  const File& file_;
   const Json& object_;
   std::size_t begin_;
   std::string name_;
+  std::vector<JsonPlace> places_;
   std::set<std::string> known_;
 };
 
@@ -112,7 +140,9 @@ LaneCosts read_lane(Reader reader) {
   costs.copy = reader.rate("copy_gb_s");
   costs.reduce = reader.rate("reduce_gb_s");
   costs.plan = reader.rate("plan_gb_s");
-  costs.window = static_cast<std::uint64_t>(reader.number("window_bytes", 0, 1e12, 0));
+  if (reader.optional("window_bytes")) {
+    costs.window = static_cast<std::uint64_t>(reader.integer("window_bytes", 0, kMostWindow));
+  }
   reader.finish();
   return costs;
 }
@@ -120,7 +150,7 @@ LaneCosts read_lane(Reader reader) {
 Tier read_tier(Reader reader) {
   Tier tier;
   tier.name = reader.text("name");
-  tier.ranks = reader.integer("ranks", 1, kMostRanks);
+  tier.ranks = static_cast<int>(reader.integer("ranks", 1, kMostRanks));
   tier.latency = reader.time("latency_ns");
   tier.uplink = reader.optional_rate("uplink_gb_s");
   reader.finish();
@@ -131,7 +161,7 @@ void read_tiers(Reader& reader, Pod& pod) {
   const Json& tiers = reader.need("tiers");
   if (!tiers.is_array() || tiers.empty()) reader.fail("tiers", "expected a list of tiers");
   for (std::size_t i = 0; i < tiers.size(); ++i) {
-    Reader inner = reader.inner("tiers", tiers[i], i);
+    Reader inner = reader.inner("tiers", i);
     pod.tiers.push_back(read_tier(inner));
     if (i == 0) {
       if (pod.tiers[0].uplink != 0) inner.fail("uplink_gb_s", "of the first tier has no meaning");
@@ -146,6 +176,16 @@ void read_tiers(Reader& reader, Pod& pod) {
     reader.fail("tiers", fmt::format("end with {} ranks, the pod has {}", pod.tiers.back().ranks,
                                      pod.ranks));
   }
+}
+
+std::string contents(const std::string& path) {
+  std::ifstream file(path);
+  std::ostringstream buffer;
+  if (file.peek() != std::ifstream::traits_type::eof()) buffer << file.rdbuf();
+  if (file.bad() || !file.is_open()) {
+    throw Error(ErrorCode::invalid_argument, path + ": cannot be read");
+  }
+  return buffer.str();
 }
 
 }  // namespace
@@ -166,28 +206,20 @@ const Tier& Pod::tier(int a, int b) const {
 }
 
 Pod read_pod(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) throw Error(ErrorCode::invalid_argument, path + ": cannot be read");
-  std::ostringstream buffer;
-  buffer << file.rdbuf();
-  const std::string text = buffer.str();
-  Json json;
-  try {
-    json = Json::parse(text);
-  } catch (const Json::parse_error& error) {
-    throw Error(ErrorCode::invalid_argument, fmt::format("{}: {}", path, error.what()));
-  }
-  Reader reader(path, text, json, 0, "");
+  const File file{path, contents(path)};
+  if (const auto error = first_error(file.text)) file.fail(error->at, error->what);
+  const Json json = Json::parse(file.text);
+  Reader reader(file, json, file.text.find_first_not_of(" \t\r\n\xef\xbb\xbf"), "");
   Pod pod;
   pod.name = reader.text("name");
-  pod.ranks = reader.integer("ranks", 1, kMostRanks);
-  pod.lanes = reader.integer("lanes", 1, 64);
+  pod.ranks = static_cast<int>(reader.integer("ranks", 1, kMostRanks));
+  pod.lanes = static_cast<int>(reader.integer("lanes", 1, 64));
   pod.port = reader.rate("port_gb_s");
   pod.memory = reader.rate("memory_gb_s");
   pod.block = static_cast<std::uint32_t>(reader.integer("block_bytes", 16, 1 << 20));
   pod.jitter = reader.time("jitter_ns");
   read_tiers(reader, pod);
-  pod.lane = read_lane(reader.inner("lane", reader.need("lane"), 0));
+  pod.lane = read_lane(reader.inner("lane"));
   reader.finish();
   return pod;
 }

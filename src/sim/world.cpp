@@ -49,7 +49,9 @@ World::World(const WorldOptions& options)
   }
 }
 
-World::~World() {
+World::~World() { end(); }
+
+void World::end() {
   ending_ = true;
   for (const auto& lane : lanes_) {
     while (lane->fiber.started() && !lane->fiber.ended()) {
@@ -78,6 +80,7 @@ void World::start(int rank, std::function<void()> body, Time time) {
 }
 
 bool World::run(Time limit) {
+  limit_ = limit;
   while (live_lanes_ != 0 && queue_.next() <= limit && queue_.run_next()) {
   }
   return live_lanes_ == 0;
@@ -168,12 +171,14 @@ void World::spend(Time cost) {
   const Time until = queue_.now() + cost + hesitate();
   Lane* lane = running_;
   if (lane == nullptr) {
+    limit_ = until;
     while (queue_.next() <= until) (void)queue_.run_next();
     (void)queue_.skip_to(until);
     return;
   }
   if (lane->unwinding) return;
-  if (node(lane->rank).stalled_until <= until && queue_.skip_to(until)) return;
+  const bool goes_on = until <= limit_ && node(lane->rank).stalled_until <= until;
+  if (goes_on && queue_.skip_to(until)) return;
   queue_.at(until, *lane, kResume);
   suspend(*lane);
 }

@@ -72,6 +72,9 @@ class World {
   void start(int rank, std::function<void()> body, Time time = 0);
   // Until no lane runs any more, or virtual time reaches `limit`. True: all lanes have ended.
   bool run(Time limit = kNever);
+  // Ends all lanes where they stand; what they use must still be there. The destructor does it,
+  // too.
+  void end();
   // Nothing will ever happen again.
   bool is_stuck() const { return queue_.next() == kNever; }
 
@@ -138,6 +141,7 @@ class World {
   Lane* running_ = nullptr;
   std::vector<Loose> loose_outside_;
   bool ending_ = false;
+  Time limit_ = kNever;  // of run()
   std::vector<std::string> transcript_;
 };
 

@@ -31,12 +31,7 @@ struct Options {
 };
 
 void show(const Options& options, const Cuts& cuts) {
-  const ubep::test::Setup setup = ubep::test::make_setup(options.seed, cuts, options.loses_release);
-  const ubep::test::Result result = ubep::test::run(setup, true);
-  fmt::print("seed {}{}: {}\n", options.seed, cuts.arguments(), describe(setup));
-  for (const std::string& line : result.transcript) fmt::print("{}\n", line);
-  fmt::print("{} events, {} ns: {}\n", result.events, result.time / ubep::sim::kNanosecond,
-             result.error.empty() ? "all well" : result.error);
+  fmt::print("{}", ubep::test::transcript_of(options.seed, cuts, options.loses_release));
 }
 
 int run_one(const Options& options) {

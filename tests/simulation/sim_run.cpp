@@ -81,6 +81,11 @@ class Run {
     }
   }
 
+  // Lanes that are still within an engine leave it first.
+  ~Run() { world_.end(); }
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
+
   void run() {
     for (const auto& rank : ranks_) {
       const sim::Time start = setup_.starts[index(rank->rank())];
@@ -218,6 +223,16 @@ Result run(Setup setup, bool transcript) {
   }
   run.fill(result);
   return result;
+}
+
+std::string transcript_of(std::uint64_t seed, const Cuts& cuts, bool loses_release) {
+  const Setup setup = make_setup(seed, cuts, loses_release);
+  const Result result = run(setup, true);
+  std::string text = fmt::format("seed {}{}: {}\n", seed, cuts.arguments(), describe(setup));
+  for (const std::string& line : result.transcript) text += line + "\n";
+  text += fmt::format("{} events, {} ns: {}\n", result.events, result.time / sim::kNanosecond,
+                      result.error.empty() ? "all well" : result.error);
+  return text;
 }
 
 Cuts shrink(std::uint64_t seed, bool planted) {

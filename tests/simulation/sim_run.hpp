@@ -18,6 +18,10 @@ struct Result {
 
 Result run(Setup setup, bool transcript = false);
 
+// The run of a seed in words: what it is, what every rank did and stored, and when, and how it
+// ended.
+std::string transcript_of(std::uint64_t seed, const Cuts& cuts = {}, bool loses_release = false);
+
 // A smaller run with an error, found by taking away parts of a failing one (and trying other
 // schedules); `planted` as in make_setup.
 Cuts shrink(std::uint64_t seed, bool planted = false);

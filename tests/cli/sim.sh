@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# `ubep sim`: what it tells is right and has the documented keys; input errors give exit code 2 and
+# one line that names the value, or the file and its line.
+set -euo pipefail
+ubep=$1 root=$2
+
+# Without the simulator's dependencies there is no such command.
+if ! "$ubep" --help | grep -q '^  sim '; then
+  echo "SKIPPED: the command has no sim"
+  exit 77
+fi
+
+fail() {
+  echo "FAIL: $*" >&2
+  exit 1
+}
+
+pod=$root/pods/generic.json
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+
+runs() { # arguments: prints the JSON
+  "$ubep" sim --pod "$pod" --json - "$@" 2>"$folder/table" || fail "ubep sim $*: $(cat "$folder/table")"
+}
+
+json=$(runs --ranks 8 --tokens 16 --payload)
+python3 - "$json" <<'END' || fail "the JSON: $json"
+import json, sys
+got = json.loads(sys.argv[1])
+times = {"dispatch_us", "first_read_us", "combine_us", "total_us"}
+assert set(got) == times | {
+    "pod", "ranks", "lanes", "tokens", "hidden", "topk", "experts", "dtype", "layout", "path",
+    "seed", "bytes_sent", "events", "wall_s", "memory_gib", "check"}, sorted(got)
+expected = {"pod": "generic", "ranks": 8, "lanes": 8, "tokens": 16, "hidden": 7168, "topk": 8,
+            "experts": 256, "dtype": "bf16", "layout": "expert_major", "path": "push", "seed": 1,
+            "check": {"wrong_rows": 0}}
+for key, value in expected.items():
+    assert got[key] == value, key
+for key in times:
+    t = got[key]
+    assert set(t) == {"min", "p50", "p99", "max"}, key
+    assert 0 < t["min"] <= t["p50"] <= t["p99"] <= t["max"], key
+# Rows go to other ranks and come back: 16 tokens of 8 ranks, for 7 of 8 choices.
+assert got["bytes_sent"] > 2 * 8 * 16 * 8 * 7 / 8 * 7168 * 2 * 0.9, "bytes_sent"
+assert got["events"] > 0 and got["wall_s"] > 0 and got["memory_gib"] > 0
+END
+grep -q 'check: 0 of 128 combined rows are wrong' "$folder/table" || fail "$(cat "$folder/table")"
+
+# All but what the machine tells is the same again, and without the payload.
+virtual() { grep -v -e '"wall_s"' -e '"memory_gib"' -e '"check"' -e '"wrong_rows"'; }
+again=$(runs --ranks 8 --tokens 16)
+if [ "$(virtual <<<"$json" | tr -d ' {},\n')" != "$(virtual <<<"$again" | tr -d ' {},\n')" ]; then
+  fail "the payload changes $again"
+fi
+
+for items in "read rank_major" "pull rank_major" "pull expert_major" "push rank_major" \
+  "bsp expert_major" "allgather rank_major"; do
+  read -r path layout <<<"$items"
+  runs --ranks 9 --tokens 5 --hidden 64 --lanes 2 --path "$path" --layout "$layout" --payload \
+    | grep -q '"wrong_rows": 0' || fail "$items"
+done
+
+"$ubep" sim --pod "$pod" --ranks 2 --tokens 1 --json "$folder/out.json" >/dev/null
+grep -q '"ranks": 2' "$folder/out.json" || fail "--json with a file"
+
+refuses() { # text, arguments
+  local text=$1 output status=0
+  shift
+  output=$("$ubep" sim "$@" 2>&1 >/dev/null) || status=$?
+  if [ "$status" -ne 2 ] || [[ $output != *"$text"* ]] || [[ $output == *$'\n'* ]]; then
+    fail "ubep sim $*: status $status, expected 2 and one line with '$text'; got: $output"
+  fi
+}
+
+sed 's/"poll_ns": 20/"poll_ns": "20"/' "$pod" >"$folder/broken.json"
+line=$(grep -n '"poll_ns"' "$pod" | cut -d : -f 1)
+refuses "broken.json:$line: lane.poll_ns is \"20\", expected a number" --pod "$folder/broken.json"
+sed 's/"lanes": 8,/"lanes": 8/' "$pod" >"$folder/syntax.json"
+line=$(grep -n '"port_gb_s"' "$pod" | cut -d : -f 1)
+refuses "syntax.json:$line: " --pod "$folder/syntax.json"
+refuses "nowhere.json: cannot be read" --pod "$folder/nowhere.json"
+refuses "$folder: cannot be read" --pod "$folder"
+refuses "--path: 'pusch' is not one of" --pod "$pod" --path pusch
+refuses "--layout: 'flat'" --pod "$pod" --layout flat
+refuses "path read needs rank_major" --pod "$pod" --path read
+refuses "ranks is 257, the pod generic has 256" --pod "$pod" --ranks 257
+refuses "topk is 8, expected 1 to 4" --pod "$pod" --experts 4
