@@ -69,7 +69,7 @@ TEST_P(GoldenTest, TheTranscriptIsTheSame) {
 INSTANTIATE_TEST_SUITE_P(
     Seeds, GoldenTest,
     testing::Values(Golden{"pull_death", 57, {"3 lanes", "not mapped", "weak memory", " dies"}},
-                    Golden{"push_death", 68, {"3 lanes", "weak memory", "sent[", " dies"}},
+                    Golden{"push_death", 264, {"3 lanes", "weak memory", "sent[", " dies"}},
                     Golden{"push_record", 137, {"2 lanes", "links", "sent[", "spoils its record"}},
                     Golden{"mismatch", 136, {"3 lanes", "weak memory", "mismatch:"}}),
     [](const auto& golden) { return golden.param.name; });
