@@ -17,11 +17,16 @@ class GuardedCopies {
   void drop(std::byte* copy, std::uint64_t bytes);
 
  private:
-  GuardedCopies();
+  struct Arena {
+    std::byte* pages = nullptr;
+    std::vector<bool> used;
+    std::size_t next = 0;
+  };
 
-  std::byte* pages_;
-  std::vector<bool> used_;
-  std::size_t next_ = 0;
+  static std::byte* take(Arena& arena, std::size_t count);
+  Arena& add_arena(std::size_t count);
+
+  std::vector<Arena> arenas_;  // one is enough unless very many copies are held at once
 };
 
 }  // namespace ubep::sim

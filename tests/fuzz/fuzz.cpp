@@ -11,6 +11,7 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
+#include <string>
 
 #include "simulation/sim_run.hpp"
 
@@ -78,18 +79,33 @@ int run_many(const Options& options) {
 int main(int argc, char** argv) {
   Options options;
   CLI::App app("Runs seeds of the deterministic simulation", "ubep_fuzz");
-  app.add_option("--seed", options.seed, "the first seed");
-  auto* count = app.add_option("--count", options.count, "how many seeds");
-  app.add_option("--step", options.step, "from one seed to the next");
-  app.add_option("--minutes", options.minutes, "as many seeds as this time allows");
-  app.add_option("--stop-after", options.stop_after, "failed seeds");
+  // Digits only: a minus sign would wrap around.
+  const auto check_number = [](std::uint64_t low) {
+    return [low](const std::string& text) -> std::string {
+      const bool digits = text.find_first_not_of("0123456789") == std::string::npos;
+      if (!text.empty() && digits && text.size() < 19 && std::stoull(text) >= low) return "";
+      return fmt::format("'{}' is not a number from {}, of up to 18 digits", text, low);
+    };
+  };
+  const CLI::Validator number(check_number(0), "NUMBER");
+  const CLI::Validator positive(check_number(1), "NUMBER");
+  app.add_option("--seed", options.seed, "the first seed")->check(number);
+  auto* count = app.add_option("--count", options.count, "how many seeds")->check(positive);
+  app.add_option("--step", options.step, "from one seed to the next")->check(positive);
+  app.add_option("--minutes", options.minutes, "as many seeds as this time allows")
+      ->check(CLI::Range(0.001, 1e6));
+  app.add_option("--stop-after", options.stop_after, "failed seeds")->check(positive);
   app.add_flag("--transcript", options.transcript, "show what happens");
   app.add_flag("--shrink", options.shrink, "look for a smaller run that fails");
   app.add_flag("--loses-release", options.loses_release,
                "plant a fault: flags do not wait for what was stored before");
-  app.add_option("--schedule", options.cuts.schedule, "another seed for everything but the calls");
-  app.add_option("--drop", options.cuts.dropped, "operations to leave out")->delimiter(',');
-  app.add_option("--halvings", options.cuts.halvings, "of the numbers of tokens");
+  app.add_option("--schedule", options.cuts.schedule, "another seed for everything but the calls")
+      ->check(number);
+  app.add_option("--drop", options.cuts.dropped, "operations to leave out")
+      ->delimiter(',')
+      ->check(CLI::Range(0, 1000));
+  app.add_option("--halvings", options.cuts.halvings, "of the numbers of tokens")
+      ->check(CLI::Range(0, 64));
   app.add_flag("--no-fates", options.cuts.no_fates, "nobody dies or stands still");
   app.add_flag("--one-lane", options.cuts.one_lane, "one lane for each rank");
   app.add_flag("--strong", options.cuts.strong, "stores are seen at once");

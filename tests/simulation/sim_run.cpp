@@ -228,7 +228,8 @@ Result run(Setup setup, bool transcript) {
 std::string transcript_of(std::uint64_t seed, const Cuts& cuts, bool loses_release) {
   const Setup setup = make_setup(seed, cuts, loses_release);
   const Result result = run(setup, true);
-  std::string text = fmt::format("seed {}{}: {}\n", seed, cuts.arguments(), describe(setup));
+  std::string text = fmt::format("seed {}{}{}: {}\n", seed, cuts.arguments(),
+                                 loses_release ? " --loses-release" : "", describe(setup));
   for (const std::string& line : result.transcript) text += line + "\n";
   text += fmt::format("{} events, {} ns: {}\n", result.events, result.time / sim::kNanosecond,
                       result.error.empty() ? "all well" : result.error);

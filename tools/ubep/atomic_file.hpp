@@ -19,4 +19,7 @@ namespace ubep::tools {
 void write_file(const std::string& path, std::span<const std::span<const std::byte>> parts);
 void write_file(const std::string& path, std::string_view text);
 
+// For --json, early: nobody wants to lose a long run to a mistyped path. Throws InputError.
+void check_writable(const std::string& path);
+
 }  // namespace ubep::tools

@@ -1,11 +1,10 @@
 #include "tools/ubep/bench_options.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <filesystem>
 
+#include "tools/ubep/atomic_file.hpp"
 #include "tools/ubep/enum_option.hpp"
 #include "tools/ubep/input_error.hpp"
 #include "tools/ubep/numbers.hpp"
@@ -38,15 +37,6 @@ BenchPath bench_path(const std::string& item, Layout layout, const char* option)
                                  name(path.layout)));
   }
   return path;
-}
-
-// Early: nobody wants to lose a long measurement to a mistyped path.
-void check_writable(const std::string& path) {
-  const std::filesystem::path target(path);
-  const auto folder = target.has_parent_path() ? target.parent_path() : ".";
-  if (path.empty() || std::filesystem::is_directory(target) || access(folder.c_str(), W_OK) != 0) {
-    throw InputError("--json: '" + path + "' is not a file that can be written");
-  }
 }
 
 void resolve_points(const CLI::App& app, BenchOptions& o) {

@@ -12,6 +12,7 @@
 #include "tools/ubep/atomic_file.hpp"
 #include "tools/ubep/enum_option.hpp"
 #include "tools/ubep/exit_code.hpp"
+#include "tools/ubep/input_error.hpp"
 #include "tools/ubep/presets.hpp"
 #include "tools/ubep/summary.hpp"
 
@@ -116,28 +117,41 @@ nlohmann::json to_json(const sim::LayerOptions& o, const sim::LayerResult& resul
 
 void add_sim_options(CLI::App& app, SimCommand& c) {
   const auto count = CLI::Range(1, 1 << 20);
+  const CLI::Validator seed(  // digits only: a minus sign would wrap around
+      [](const std::string& text) -> std::string {
+        const bool digits = text.find_first_not_of("0123456789") == std::string::npos;
+        return !text.empty() && digits && text.size() < 19
+                   ? ""
+                   : fmt::format("'{}' is not a number of up to 18 digits", text);
+      },
+      "NUMBER");
   app.add_option("--pod", c.pod, "file that describes the pod, e.g. pods/generic.json")->required();
-  app.add_option("--ranks", c.ranks, "ranks that take part (all of the pod)")->check(count);
+  app.add_option("--ranks", c.ranks, "ranks that take part (all of the pod)")
+      ->check(CLI::Range(1, 1024));
   app.add_option("--lanes", c.lanes, "lanes of each rank (the pod's)")->check(CLI::Range(1, 64));
   app.add_option("--tokens", c.tokens, "tokens of each rank")
       ->check(CLI::Range(0, 1 << 16))
       ->capture_default_str();
   app.add_option("--hidden", c.hidden, "elements of a row")->check(count)->capture_default_str();
-  app.add_option("--topk", c.topk, "experts per token")->check(count)->capture_default_str();
+  app.add_option("--topk", c.topk, "experts per token")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
   app.add_option("--experts", c.experts, "experts of all ranks")
       ->check(CLI::Range(1, 65535))
       ->capture_default_str();
   app.add_option("--preset", c.preset, "shape of a model, e.g. deepseek-v3-decode");
   app.add_option("--dtype", c.dtype, "bf16, fp16 or fp32")->capture_default_str();
   app.add_option("--layout", c.layout, "rank_major or expert_major")->capture_default_str();
-  app.add_option("--path", c.path, "read, pull, push, bsp or allgather")->capture_default_str();
-  app.add_option("--seed", c.seed, "of routing and jitter")->capture_default_str();
+  app.add_option("--path", c.path, "push or pull; read or allgather, with --layout rank_major; bsp")
+      ->capture_default_str();
+  app.add_option("--seed", c.seed, "of routing and jitter")->check(seed)->capture_default_str();
   app.add_flag("--payload", c.payload, "move the rows, too, and compare what comes back");
   app.add_option("--json", c.json, "write the result as JSON to a file, or - for standard output");
 }
 
 int run_sim(const CLI::App& app, SimCommand& command) {
   const sim::LayerOptions options = resolve(app, command);
+  if (app.count("--json") > 0 && command.json != "-") check_writable(command.json);
   const auto start = std::chrono::steady_clock::now();
   const sim::LayerResult result = sim::run_layer(options);
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - start;
@@ -151,6 +165,9 @@ int run_sim(const CLI::App& app, SimCommand& command) {
     fmt::print("{}", json);
   } else if (!command.json.empty()) {
     write_file(command.json, json);
+  }
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    throw InputError("the result could not be written to standard output");
   }
   return result.wrong_rows == 0 ? kOk : kCheckFailed;
 }
