@@ -191,9 +191,11 @@ void SimRank::spoil_record(const HandleState& h) {
   const std::uint32_t count = plan.off[index(victim) + 1] - first;
   if (count == 0) return;
   const SegmentLayout layout(make_config(case_.options, case_.num_ranks), rank_);
-  const Range range = layout.entries(
-      h.slot, first + static_cast<std::uint32_t>(random_.below(static_cast<int>(count))), 1);
-  const Entry wrong{0xffff'fff0, 0xfff0, 0xfff0, 1};
+  const std::uint32_t i =
+      first + static_cast<std::uint32_t>(random_.below(static_cast<int>(count)));
+  const Range range = layout.entries(h.slot, i, 1);
+  // Of a torn entry each part is wrong by itself; a wrong weight alone could not be told.
+  const Entry wrong{0xffff'fff0, 0xfff0, 0xfff0, plan.entries[i].weight};
   sim::SimFabric& fabric = world_.fabric(rank_);
   std::memcpy(fabric.claim(range), &wrong, sizeof(wrong));
   fabric.commit(range, Store::near);
