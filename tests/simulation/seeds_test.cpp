@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kGroups = 8;
 #if defined(__SANITIZE_ADDRESS__)
-constexpr int kSeedsPerGroup = 100;
+constexpr int kSeedsPerGroup = 50;
 #else
 constexpr int kSeedsPerGroup = 1250;
 #endif
