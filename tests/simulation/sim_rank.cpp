@@ -336,7 +336,7 @@ void SimRank::check_received(int number) {
     if (absent[index(q)] && has_rows) problem.zeroed |= bit(q);
   }
   problem.sources = sources | problem.zeroed;
-  const bool differs = is_culprit(number) && setup_.culprit.alteration != Alteration::record;
+  const bool differs = repeats_error(number) && setup_.culprit.alteration != Alteration::record;
   if (differs) return;  // its own error: nothing to compare with
   const std::string difference = compare_received(
       received,
@@ -364,7 +364,7 @@ void SimRank::check_combined(int number) {
   const Problem& problem = operation(number).problem;
   if (h.leased) fail(number, "combine left the lease");
   if (std::ssize(h.valid) != p.out.num_rows) fail(number, "valid: wrong size");
-  if (is_culprit(number)) return;
+  if (repeats_error(number)) return;
   for (std::int64_t token = 0; token < p.out.num_rows; ++token) {
     if (h.valid[index(token)] != 0) continue;
     if ((owners_of_token(problem, rank_, token) & may_be_gone()).none()) {
@@ -408,6 +408,12 @@ std::string SimRank::state() const {
 }
 
 const Outcome& SimRank::outcome(int number) const { return progress_[index(number)].outcome; }
+// The operation that differs, or a cached one that goes back to it.
+bool SimRank::repeats_error(int number) const {
+  while (number >= 0 && !is_culprit(number)) number = operation(number).origin;
+  return number >= 0;
+}
+
 bool SimRank::is_culprit(int number) const {
   return setup_.culprit.alteration != Alteration::none && setup_.culprit.rank == rank_ &&
          setup_.culprit.operation == number;

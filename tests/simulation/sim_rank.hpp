@@ -76,6 +76,7 @@ class SimRank {
   void note(int number, const std::string& text);
 
   bool is_culprit(int number) const;
+  bool repeats_error(int number) const;
   const Operation& operation(int number) const;
   const LocalChoice& local(int number) const;
   const RankInput& input(int number) const;
