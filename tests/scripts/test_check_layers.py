@@ -14,7 +14,10 @@ GOOD = {
     "src/fabric/shm/fabric.hpp": '#include "memory/word.hpp"\n',
     "src/engine/engine.hpp": '#include "fabric/shm/fabric.hpp"\n#include "plan/plan.hpp"\n',
     "src/api/dispatch.cpp": '#include <ubep/dispatch.hpp>\n#include "engine/engine.hpp"\n',
+    "src/fabric/concept.hpp": '#include "base/math.hpp"\n',
+    "src/sim/world.hpp": '#include "engine/engine.hpp"\n#include "fabric/concept.hpp"\n',
     "tools/ubep/args.hpp": "#include <ubep/dispatch.hpp>\n",
+    "tools/ubep/sim.cpp": '#include "sim/world.hpp"\n',
     "tools/ubep/main.cpp": '#include "tools/ubep/args.hpp"\n#include "args.hpp"\n',
     "examples/one/main.cpp": "#include <ubep/dispatch.hpp>\n",
     "tests/support/x.hpp": '#include "memory/word.hpp"\n',
@@ -53,6 +56,13 @@ class CheckLayers(CheckCase):
         self.bad("tools/ubep/main.cpp", '"plan/plan.hpp"', "tools includes <ubep/...>")
         self.bad("tools/ubep/main.cpp", '"src/plan/plan.hpp"', "tools includes <ubep/...>")
         self.bad("examples/one/main.cpp", '"tools/ubep/args.hpp"', "examples includes <ubep/...>")
+
+    def test_the_simulator_stands_beside_api(self):
+        self.bad("src/sim/world.hpp", '"fabric/shm/fabric.hpp"', "sim must not depend on a real")
+        self.bad("src/sim/world.hpp", "<ubep/communicator.hpp>", "not in the tree")
+        self.bad("src/api/dispatch.cpp", '"sim/world.hpp"', "api must not depend on sim")
+        self.bad("src/engine/engine.hpp", '"sim/world.hpp"', "engine must not depend on sim")
+        self.bad("examples/one/main.cpp", '"sim/world.hpp"', "examples includes <ubep/...>")
 
     def test_nobody_includes_tests(self):
         for path in ("src/api/dispatch.cpp", "tools/ubep/main.cpp", "bench/micro/a.cpp"):
