@@ -29,17 +29,21 @@ constexpr int kWarmUps = 6;
 
 // Numbers of a rank on the stage.
 enum Field {
+  write_begin,
+  write_end,
   dispatch_begin,
   dispatch_end,
+  experts_end,
   combine_begin,
   combine_end,
   cycle_begin,
   cycle_end,
   fields
 };
-constexpr std::size_t kMismatches = 0;           // [kMostWays]
-constexpr std::size_t kIterations = kMostWays;   // [kMostWays], of rank 0
-constexpr std::size_t kSamples = 2 * kMostWays;  // [kMost][fields]
+constexpr std::size_t kMismatches = 0;          // [kMostWays]
+constexpr std::size_t kIterations = kMostWays;  // [kMostWays], of rank 0
+constexpr std::size_t kCpu = 2 * kMostWays;     // the first that the rank may use
+constexpr std::size_t kSamples = kCpu + 1;      // [kMost][fields]
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -51,6 +55,8 @@ struct Block {
   double combine = 0;
   double round_trip = 0;
   double cycle = 0;
+  double write = 0;    // of activations, on the slowest rank
+  double experts = 0;  // likewise
 };
 
 struct Round {
@@ -82,6 +88,7 @@ class Harness {
   }
 
   void run() {
+    numbers_[kCpu] = tools::usable_cpus().at(0);
     for (std::size_t w = 0; w < ways_.size(); ++w) {
       check(w);
       warm_up(w);
@@ -189,12 +196,15 @@ class Harness {
     const int n = static_cast<int>(stage_.numbers(0)[kIterations + w]);
     for (int i = 0; i < 2; ++i) iterate(way, set_of(i));
     for (int i = 0; i < n; ++i) {
+      at(i, write_begin) = now();
       write_activations(way, set_of(i));
+      at(i, write_end) = now();
       meet();
       at(i, dispatch_begin) = now();
       way.dispatch(routing(set_of(i)));
       at(i, dispatch_end) = now();
       way.experts();
+      at(i, experts_end) = now();
       meet();
       at(i, combine_begin) = now();
       way.combine(out_.view(tokens_));
@@ -213,29 +223,47 @@ class Harness {
   }
 
   // Over all ranks: phases from the first start to the last end, cycles from last start to last
-  // end.
+  // end, own work of the slowest rank.
   Block sum_up(int n) {
     std::vector<double> dispatch;
     std::vector<double> combine;
     std::vector<double> round_trip;
     std::vector<double> cycle;
+    std::vector<double> write;
+    std::vector<double> experts;
     for (int i = 0; i < n; ++i) {
-      const auto ends = [&](Field field, bool last) {
-        double value = 0;
-        for (int r = 0; r < group_.size(); ++r) {
-          const double t =
-              stage_.numbers(r)[kSamples + static_cast<std::size_t>(i) * fields + field];
-          value = r == 0 ? t : last ? std::max(value, t) : std::min(value, t);
-        }
-        return value * 1e6;
-      };
-      dispatch.push_back(ends(dispatch_end, true) - ends(dispatch_begin, false));
-      combine.push_back(ends(combine_end, true) - ends(combine_begin, false));
+      dispatch.push_back(last(i, dispatch_end) - first(i, dispatch_begin));
+      combine.push_back(last(i, combine_end) - first(i, combine_begin));
       round_trip.push_back(dispatch.back() + combine.back());
-      cycle.push_back(ends(cycle_end, true) - ends(cycle_begin, true));
+      cycle.push_back(last(i, cycle_end) - last(i, cycle_begin));
+      write.push_back(longest(i, write_begin, write_end));
+      experts.push_back(longest(i, dispatch_end, experts_end));
     }
-    return {tools::summarize(dispatch).p50, tools::summarize(combine).p50,
-            tools::summarize(round_trip).p50, tools::summarize(cycle).p50};
+    const auto median = [](const std::vector<double>& us) { return tools::summarize(us).p50; };
+    return {median(dispatch), median(combine), median(round_trip),
+            median(cycle),    median(write),   median(experts)};
+  }
+
+  double us(int rank, int iteration, Field field) {
+    return stage_.numbers(rank)[kSamples + static_cast<std::size_t>(iteration) * fields + field] *
+           1e6;
+  }
+  double first(int iteration, Field field) {
+    double value = us(0, iteration, field);
+    for (int r = 1; r < group_.size(); ++r) value = std::min(value, us(r, iteration, field));
+    return value;
+  }
+  double last(int iteration, Field field) {
+    double value = us(0, iteration, field);
+    for (int r = 1; r < group_.size(); ++r) value = std::max(value, us(r, iteration, field));
+    return value;
+  }
+  double longest(int iteration, Field begin, Field end) {
+    double value = 0;
+    for (int r = 0; r < group_.size(); ++r) {
+      value = std::max(value, us(r, iteration, end) - us(r, iteration, begin));
+    }
+    return value;
   }
 
   // By rank 0, while the others sleep.
@@ -244,7 +272,7 @@ class Harness {
     ++probes_;
     const SharedWord word(probed_);
     if (group_.rank() == 0) {
-      probe_ = tools::probe_placement();
+      probe_ = tools::probe_placement(cpu_of(0), cpu_of(1));
       // publishes: that the probe is over, to the loop below; without it others would disturb it.
       word.store_release(probes_);
     }
@@ -254,6 +282,13 @@ class Harness {
       nanosleep(&pause, nullptr);
     }
     meet();
+  }
+
+  // Of two ranks: a launcher may have bound each to one CPU of its own.
+  int cpu_of(int rank) {
+    const std::vector<int> mine = tools::usable_cpus();
+    if (mine.size() > 1) return mine[static_cast<std::size_t>(rank)];
+    return static_cast<int>(stage_.numbers(rank)[kCpu]);
   }
 
   static nlohmann::ordered_json to_json(const tools::PlacementProbe& probe) {
@@ -290,7 +325,9 @@ class Harness {
         way["us"].push_back({{"dispatch", block.dispatch},
                              {"combine", block.combine},
                              {"round_trip", block.round_trip},
-                             {"cycle", block.cycle}});
+                             {"cycle", block.cycle},
+                             {"write", block.write},
+                             {"experts", block.experts}});
       }
       result["ways"].push_back(std::move(way));
     }

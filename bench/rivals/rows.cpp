@@ -1,10 +1,52 @@
 #include "bench/rivals/rows.hpp"
 
 #include <array>
+#include <bit>
 
 #include "tools/ubep/stand_in.hpp"
 
 namespace ubep::rivals {
+namespace {
+
+// Even and odd elements are halves of a word; products are exact, so nothing is rounded.
+[[gnu::always_inline]] inline void scale_row(float scale, const std::uint32_t* in,
+                                             std::size_t words, std::uint32_t* out) {
+  for (std::size_t i = 0; i < words; ++i) {
+    const float even = scale * std::bit_cast<float>(in[i] << 16U);
+    const float odd = scale * std::bit_cast<float>(in[i] & 0xFFFF0000U);
+    out[i] = std::bit_cast<std::uint32_t>(even) >> 16U |
+             (std::bit_cast<std::uint32_t>(odd) & 0xFFFF0000U);
+  }
+}
+
+void scale_row_default(float scale, const std::uint32_t* in, std::size_t words,
+                       std::uint32_t* out) {
+  scale_row(scale, in, words, out);
+}
+
+#if defined(__x86_64__)
+[[gnu::target("avx2")]] void scale_row_avx2(float scale, const std::uint32_t* in, std::size_t words,
+                                            std::uint32_t* out) {
+  scale_row(scale, in, words, out);
+}
+#endif
+
+using Kernel = void (*)(float, const std::uint32_t*, std::size_t, std::uint32_t*);
+
+Kernel kernel() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2") != 0) return scale_row_avx2;
+#endif
+  return scale_row_default;
+}
+
+}  // namespace
+
+void run_expert(float scale, const std::byte* row, std::size_t hidden, std::byte* out) {
+  static const Kernel run = kernel();
+  run(scale, reinterpret_cast<const std::uint32_t*>(row), hidden / 2,
+      reinterpret_cast<std::uint32_t*>(out));
+}
 
 LocalRows::LocalRows(const Shape& shape, int rank)
     : hidden_(static_cast<std::size_t>(shape.hidden)),

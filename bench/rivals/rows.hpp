@@ -45,11 +45,10 @@ class Matrix {
   std::byte* data_ = nullptr;
 };
 
-// An expert: out = scale x row, at the speed of memory; exact, since scales are powers of two.
-inline void run_expert(float scale, const std::byte* row, std::size_t hidden, std::byte* out) {
-  const std::byte* const rows[] = {row};
-  sum_rows({.rows = rows, .weights = &scale, .hidden = hidden, .dtype = DType::bf16}, out);
-}
+// An expert: out = scale x row, exact for powers of two, at the speed of memory. It reads the row
+// and writes another, as a matrix product would, and streams no weights: what a layer costs beside
+// the experts shows as it is.
+void run_expert(float scale, const std::byte* row, std::size_t hidden, std::byte* out);
 
 // The rows of a token-major tensor that local experts need: grouped by expert for the kernels, and
 // by row for the weighted sums.

@@ -116,7 +116,7 @@ int EngineImpl<F>::send_outputs(Op& op, Tile& tile) {
     }
     const Range range = own().y(h.slot, stride, row, 1);
     const bool keep_private = q == rank_ && h.store == Store::far;
-    std::byte* to = keep_private ? slot_of(h).rows.data() + row * stride : fabric_.claim(range);
+    std::byte* to = keep_private ? slot_of(h).area->rows.data() + row * stride : fabric_.claim(range);
     owner ? sum_choices(op, q, tile.next, to)
           : copy_row(h.store, to, op.own_y.row(static_cast<std::int64_t>(row)), bytes);
     if (!keep_private) fabric_.commit(range, q == rank_ ? Store::near : h.store);
@@ -167,7 +167,7 @@ int EngineImpl<F>::advance_combine(Op& op) {
     // publishes: all my reads of this epoch are over, to next_slot() of every peer; without the
     // order they would overwrite rows that are still being summed.
     fabric_.store_flag(own().done(h.slot), h.epoch);
-    h.leased = slot_of(h).leased = slot_of(h).combining = false;
+    end_lease(h);
     finish(op);
     ++done;
   }
@@ -266,7 +266,7 @@ const std::byte* EngineImpl<F>::output_row(Op& op, int owner, std::uint64_t row)
   if (h.routed->options.weighting != Weighting::owner) {
     return op.own_y.row(static_cast<std::int64_t>(row));
   }
-  if (h.store == Store::far) return slot_of(h).rows.data() + row * stride;
+  if (h.store == Store::far) return slot_of(h).area->rows.data() + row * stride;
   return fabric_.claim(own().y(h.slot, stride, row, 1));
 }
 
