@@ -12,7 +12,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
-#include <optional>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -39,7 +39,6 @@ using ubep::Store;
 using ubep::Weighting;
 
 constexpr int kTopk = 8;
-constexpr int kWarmup = 4;  // layers, until every buffer has its size and every slot was used
 constexpr int kMostRounds = 100;
 
 struct Case {
@@ -133,7 +132,7 @@ struct Rank {
   std::vector<std::uint16_t> out;
 };
 
-using Ranks = std::vector<std::optional<Rank>>;
+using Ranks = std::vector<std::unique_ptr<Rank>>;
 
 // Creation is collective and waits: a thread for each rank, all gone afterwards.
 Ranks make_ranks(const Case& c) {
@@ -144,7 +143,7 @@ Ranks make_ranks(const Case& c) {
   for (std::size_t r = 0; r < ranks.size(); ++r) {
     threads.emplace_back([&, r] {
       try {
-        ranks[r].emplace(group.bootstrap(static_cast<int>(r)), c);
+        ranks[r] = std::make_unique<Rank>(group.bootstrap(static_cast<int>(r)), c);
       } catch (...) {
         errors[r] = std::current_exception();
       }
@@ -263,10 +262,11 @@ void run_layers(const Case& c, Ranks& ranks, int layers, Counted counted) {
   }
 }
 
-// Dispatch and combine are told apart by counting the same layers twice.
+// Dispatch and combine are told apart by counting the same layers twice, after a first time in
+// which buffers get their sizes.
 void count(const Case& c) {
   Ranks ranks = make_ranks(c);
-  run_layers(c, ranks, kWarmup, Counted::nothing);
+  run_layers(c, ranks, c.layers, Counted::nothing);
   for (const bool is_dispatch : {true, false}) {
     CALLGRIND_ZERO_STATS;
     run_layers(c, ranks, c.layers, is_dispatch ? Counted::dispatch : Counted::combine);
@@ -288,9 +288,13 @@ int main(int argc, char** argv) {
                 "found"
 #endif
     );
+    bool is_known = argc < 2;
     for (const Case& c : kCases) {
-      if (argc < 2 || std::strcmp(argv[1], c.name) == 0) count(c);
+      if (argc >= 2 && std::strcmp(argv[1], c.name) != 0) continue;
+      is_known = true;
+      count(c);
     }
+    if (!is_known) throw std::runtime_error(std::string("no case is called ") + argv[1]);
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "ubep_instructions: %s\n", error.what());
