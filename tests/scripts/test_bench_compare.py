@@ -6,8 +6,10 @@ import importlib.util
 import io
 import json
 import stat
+import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from pathlib import Path
 from unittest import mock
@@ -30,10 +32,10 @@ sed -n "$((n % lines + 1))p" "$0.results"
 """
 
 
-def result(cycle, before="near", after="near", store="near"):
+def result(cycle, before="near", after="near", store="near", others=0):
     times = {figure: {"p50": cycle} for figure in bench.FIGURES}
     path = {"path": "read", "variant": "copied", "layout": "rank_major", "store": store, **times}
-    return {"machine": {"placement": before, "placement_after": after},
+    return {"machine": {"placement": before, "placement_after": after}, "others": others,
             "points": [{"ranks": 2, "tokens": [1], "paths": [path]}]}
 
 
@@ -56,9 +58,24 @@ class Parts(unittest.TestCase):
 
     def test_only_rounds_that_agree_are_compared_if_enough_do(self):
         good, bad = (result(10), result(10)), (result(10), result(20, after="far"))
-        self.assertEqual(bench.chosen([good] * 5 + [bad] * 5, 0), ([good] * 5, True))
-        results = [good] * 4 + [bad] * 6
-        self.assertEqual(bench.chosen(results, 0), (results, False))
+        self.assertEqual(bench.chosen([good] * 5 + [bad] * 5, 0), ([good] * 5, "", True))
+        used, note, judged = bench.chosen([good] * 4 + [bad] * 6, 0)
+        self.assertEqual((len(used), judged), (10, True))
+        self.assertIn("ALL COMPARED", note)
+
+    def test_rounds_with_other_programs_are_left_out(self):
+        calm, loud = (result(10), result(10)), (result(10), result(20, others=0.5))
+        self.assertEqual(bench.chosen([calm] * 5 + [loud], 0), ([calm] * 5, "", True))
+        used, note, judged = bench.chosen([calm] * 4 + [loud] * 2, 0)
+        self.assertEqual((len(used), judged), (6, False))
+        self.assertIn("NOT JUDGED", note)
+
+    def test_a_busy_program_is_seen(self):
+        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+            before = bench.busy_seconds() - bench.own_seconds()
+            while bench.busy_seconds() - bench.own_seconds() < before + 0.2:
+                time.sleep(0.05)
+            other.kill()
 
     def test_slower_beyond_the_noise(self):
         self.assertTrue(bench.is_slower([1.06, 1.07, 1.08, 1.2], 1.05))
@@ -81,6 +98,7 @@ class Whole(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
+        self.busy = bench.own_seconds  # by this test alone
 
     def command(self, name, results, help_text=HELP):
         path = self.folder / name
@@ -98,7 +116,7 @@ class Whole(unittest.TestCase):
                 commands[name] = self.command(name, results)
         printed = io.StringIO()
         with mock.patch.multiple(bench, resolve=lambda base: "0123456789abcdef",
-                                 unpack=lambda sha: None,
+                                 unpack=lambda sha: None, busy_seconds=lambda: self.busy(),
                                  build=lambda tree, name: commands[name]), \
                 contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             code = bench.main(list(arguments) or ["--rounds", "6", "HEAD~1", "--tokens", "1"])
@@ -130,6 +148,13 @@ class Whole(unittest.TestCase):
         code, text = self.compare([result(10)], [result(30, "far", "far")])
         self.assertEqual(code, 1, text)
         self.assertIn("ALL COMPARED", text)
+
+    def test_a_busy_machine_is_not_judged(self):
+        self.busy = lambda: time.monotonic() + bench.own_seconds()  # one core
+        code, text = self.compare([result(10)], [result(30)])
+        self.assertEqual(code, 2, text)
+        self.assertIn("NOT JUDGED", text)
+        self.assertIn("1 cycles were not judged: the machine was not idle", text)
 
     def test_runs_are_interleaved(self):
         self.compare([result(10)], [result(10)])
