@@ -59,6 +59,8 @@ DirectWay::DirectWay(Group& group, const Shape& shape, const DirectChoice& choic
       local_experts_(most_local_experts(shape)),
       window_rows_(window_rows(shape)),
       half_bytes_(bytes_of_half(shape)),
+      counts_bytes_(counts_bytes(shape)),
+      entries_bytes_(entries_bytes(shape)),
       areas_(std::move(areas)),
       flags_(group),
       x_(most_, row_bytes_),
@@ -76,13 +78,13 @@ DirectWay::DirectWay(Group& group, const Shape& shape, const DirectChoice& choic
 }
 
 std::uint32_t* DirectWay::counts(int owner, int source) const {
-  std::byte* first = token(owner, most_) + static_cast<std::size_t>(source) * counts_bytes(shape_);
+  std::byte* first = token(owner, most_) + static_cast<std::size_t>(source) * counts_bytes_;
   return reinterpret_cast<std::uint32_t*>(first);
 }
 
 DirectWay::Entry* DirectWay::entries(int owner, int source) const {
-  std::byte* first = token(owner, most_) + static_cast<std::size_t>(ranks_) * counts_bytes(shape_) +
-                     static_cast<std::size_t>(source) * entries_bytes(shape_);
+  std::byte* first = token(owner, most_) + static_cast<std::size_t>(ranks_) * counts_bytes_ +
+                     static_cast<std::size_t>(source) * entries_bytes_;
   return reinterpret_cast<Entry*>(first);
 }
 
@@ -169,9 +171,11 @@ void DirectWay::dispatch(const tools::RankRouting& routing) {
 }
 
 void DirectWay::experts() {
+  std::array<const std::uint32_t*, tools::kMaxStageRanks> rows_of;
+  for (int q = 0; q < ranks_; ++q) rows_of[static_cast<std::size_t>(q)] = counts(rank_, q);
   for (std::size_t e = 0; e < scale_.size(); ++e) {
     for (int q = 0; q < ranks_; ++q) {
-      const std::uint32_t count = counts(rank_, q)[e];
+      const std::uint32_t count = rows_of[static_cast<std::size_t>(q)][e];
       for (std::uint32_t s = 0; s < count; ++s) {
         const std::size_t index = slot_index(e, q, s);
         run_expert(scale_[e], choice_.pull ? pulled_.row(index) : row(rank_, index),

@@ -75,6 +75,8 @@ class DirectWay : public Way {
   std::size_t local_experts_;  // the most of any rank
   std::size_t window_rows_;
   std::size_t half_bytes_;
+  std::size_t counts_bytes_;   // of one source
+  std::size_t entries_bytes_;  // likewise
   std::uint64_t epoch_ = 0;
   std::uint64_t meetings_ = 0;
   std::vector<std::byte*> areas_;

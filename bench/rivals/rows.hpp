@@ -1,48 +1,35 @@
 // Rows that every way has: private matrices, and the local expert's rows of token-major tensors.
 #pragma once
 
-#include <sys/mman.h>
-
 #include <cstddef>
 #include <cstdint>
-#include <new>
 #include <span>
 #include <vector>
 
 #include "bench/rivals/group.hpp"
 #include "memory/copy.hpp"
+#include "memory/private_rows.hpp"
 #include "memory/row_kernels.hpp"
 #include "ubep/types.hpp"
 
 namespace ubep::rivals {
 
-// A private matrix of bf16 rows, lines aligned, resident as far as it is used.
+// A private matrix of bf16 rows, in the kind of memory that the library keeps its own in.
 class Matrix {
  public:
   Matrix() = default;
-  Matrix(std::size_t rows, std::size_t row_bytes) : row_bytes_(row_bytes) {
-    bytes_ = (rows > 0 ? rows : 1) * row_bytes;
-    void* area = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (area == MAP_FAILED) throw std::bad_alloc();
-    data_ = static_cast<std::byte*>(area);
-  }
-  ~Matrix() {
-    if (data_ != nullptr) munmap(data_, bytes_);
-  }
-  Matrix(const Matrix&) = delete;
-  Matrix& operator=(const Matrix&) = delete;
+  Matrix(std::size_t rows, std::size_t row_bytes)
+      : row_bytes_(row_bytes), rows_((rows > 0 ? rows : 1) * row_bytes) {}
 
-  std::byte* row(std::size_t i) const { return data_ + i * row_bytes_; }
-  std::byte* data() const { return data_; }
+  std::byte* row(std::size_t i) const { return rows_.data() + i * row_bytes_; }
+  std::byte* data() const { return rows_.data(); }
   Rows view(std::int64_t rows) const {
-    return {data_, rows, static_cast<std::int64_t>(row_bytes_ / 2), DType::bf16, 0};
+    return {data(), rows, static_cast<std::int64_t>(row_bytes_ / 2), DType::bf16, 0};
   }
 
  private:
   std::size_t row_bytes_ = 0;
-  std::size_t bytes_ = 0;
-  std::byte* data_ = nullptr;
+  PrivateRows rows_;
 };
 
 // An expert: out = scale x row, exact for powers of two, at the speed of memory. It reads the row

@@ -165,8 +165,8 @@ class EngineImpl final : public Engine {
   int rank_;
   std::vector<SegmentLayout> layouts_;
   std::vector<Slot> slots_;
-  std::vector<PrivateArea> areas_;          // as many as slots
-  std::vector<PrivateArea*> free_areas_;    // the last one given back is the first to be taken
+  std::vector<PrivateArea> areas_;        // as many as slots
+  std::vector<PrivateArea*> free_areas_;  // the last one given back is the first to be taken
   std::array<const std::byte*, kMaxSlots> mapped_views_ = {};  // all ranks' x of a slot
   std::vector<std::unique_ptr<Op>> ops_;                       // in no order; `order_` is
   std::vector<Op*> order_;                                     // started, oldest first
@@ -177,8 +177,8 @@ class EngineImpl final : public Engine {
   bool input_in_slot_ = false;
   const void* input_data_ = nullptr;
   PrivateArea* input_area_ = nullptr;  // where input_data_ is, when far
-  RankSet lost_;      // ranks that died, left or failed
-  RankSet reported_;  // those that an operation has returned peer_lost for
+  RankSet lost_;                       // ranks that died, left or failed
+  RankSet reported_;                   // those that an operation has returned peer_lost for
   std::vector<const char*> how_lost_;
   Status failed_;  // mismatch or corrupt: the end of this communicator
   bool told_failure_ = false;
