@@ -445,6 +445,8 @@ bool EngineImpl<F>::agree_on_op(Op& op, int q) {
   OpLine& theirs = op.theirs[static_cast<std::size_t>(q)];
   std::memcpy(&theirs, line, sizeof(theirs));
   fabric_.release(q, {offset, sizeof(OpLine)});
+  const auto most = static_cast<std::uint32_t>(config_.max_tokens);
+  if (theirs.tokens <= most && same_but_tokens(op.line, theirs)) return true;
 
   Status status = status_of(op, Code::mismatch);
   status.peer = static_cast<std::int16_t>(q);
