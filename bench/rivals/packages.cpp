@@ -2,7 +2,7 @@
 
 namespace ubep::rivals {
 
-void start_packages([[maybe_unused]] const Group& group) {
+void start_packages([[maybe_unused]] Group& group) {
 #if defined(UBEP_RIVALS_MPI)
   start_mpi();
 #endif
