@@ -21,5 +21,10 @@ void start_gloo(Group& group);
 void stop_gloo();
 void add_gloo(std::vector<NamedWay>& ways, Group& group, const Shape& shape);
 #endif
+#if defined(UBEP_RIVALS_ONECCL)
+void start_oneccl(Group& group);
+void stop_oneccl();
+void add_oneccl(std::vector<NamedWay>& ways, Group& group, const Shape& shape);
+#endif
 
 }  // namespace ubep::rivals
