@@ -8,13 +8,13 @@
 namespace ubep::rivals {
 namespace {
 
-// What was fastest where ranks have one core each: libfabric without a launcher, its shared memory
-// between ranks of one machine, work in the calling thread, waits that give the core away. The
-// user's own settings win.
-void set_defaults() {
+// The fastest of those that were tried: libfabric without a launcher, its shared memory between
+// ranks of one machine, work in the calling thread. That one never gives its core away, so with
+// fewer cores than ranks a thread of oneCCL's works, which does. The user's own settings win.
+void set_defaults(int ranks) {
   setenv("CCL_ATL_TRANSPORT", "ofi", 0);
   setenv("CCL_ATL_SHM", "1", 0);
-  setenv("CCL_WORKER_OFFLOAD", "0", 0);
+  setenv("CCL_WORKER_OFFLOAD", ranks <= cores() ? "0" : "1", 0);
   setenv("CCL_YIELD", "sched_yield", 0);
   setenv("CCL_LOG_LEVEL", "error", 0);
 }
@@ -77,7 +77,7 @@ std::shared_ptr<Collectives> oneccl;
 }  // namespace
 
 void start_oneccl(Group& group) {
-  set_defaults();
+  set_defaults(group.size());
   ccl::init();
   oneccl = std::make_shared<OneCcl>(group);
 }
