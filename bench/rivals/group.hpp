@@ -38,6 +38,12 @@ struct Shape {
   std::size_t row_bytes() const { return static_cast<std::size_t>(hidden) * 2; }  // bf16
 };
 
+// That this process may run on.
+inline int cores() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
 // Rank `rank` of a run. Shared memory is handed out from the front: every rank must ask for the
 // same areas in the same order.
 class Group {
@@ -96,10 +102,6 @@ class Flags {
   }
 
  private:
-  static int cores() {
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-  }
   SharedWord word(int from, int to) const {
     return SharedWord(
         words_ + (static_cast<std::size_t>(from) * ranks_ + static_cast<std::size_t>(to)) * 64);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <ctime>
 #include <nlohmann/json.hpp>
@@ -142,13 +143,13 @@ class Harness {
     for (std::size_t set = 0; set < plan_.routing.size(); ++set) {
       std::memset(out_.data(), 0xFF, static_cast<std::size_t>(tokens_) * plan_.shape.row_bytes());
       iterate(*ways_[w].way, set);
-      numbers_[kMismatches + w] += mismatches(ways_[w].info.layout, set);
+      numbers_[kMismatches + w] += mismatches(ways_[w].info, set);
     }
     meet();
   }
 
-  // Tokens whose sum is not, bit for bit, what the layout's order of additions gives.
-  int mismatches(Layout layout, std::size_t set) const {
+  // Tokens whose sum is not what the layout's order of additions gives.
+  int mismatches(const WayInfo& info, std::size_t set) const {
     const auto topk = static_cast<std::size_t>(plan_.shape.topk);
     std::vector<float> expected(static_cast<std::size_t>(plan_.shape.hidden));
     int wrong = 0;
@@ -158,16 +159,29 @@ class Harness {
           {.topk_idx = std::span(routing(set).topk_idx).subspan(first, topk),
            .topk_weights = std::span(routing(set).topk_weights).subspan(first, topk),
            .expert_rank = plan_.shape.expert_rank,
-           .layout = layout,
+           .layout = info.layout,
            .ranks = plan_.shape.ranks()},
           masters_[set]->view(tokens_), t, expected);
       std::vector<std::byte> row(plan_.shape.row_bytes());
       for (std::size_t i = 0; i < expected.size(); ++i) {
         tools::store_element(row.data(), static_cast<std::int64_t>(i), DType::bf16, expected[i]);
       }
-      if (std::memcmp(row.data(), out_.row(static_cast<std::size_t>(t)), row.size()) != 0) ++wrong;
+      const std::byte* sum = out_.row(static_cast<std::size_t>(t));
+      const bool same = std::memcmp(row.data(), sum, row.size()) == 0;
+      if (!same && !is_near(expected, sum, info.tolerance)) ++wrong;
     }
     return wrong;
+  }
+
+  static bool is_near(std::span<const float> expected, const std::byte* row, double tolerance) {
+    double largest = 0;
+    for (float value : expected) largest = std::max(largest, std::abs(double{value}));
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      const float value = tools::load_element(row, static_cast<std::int64_t>(i), DType::bf16);
+      const double error = std::abs(double{value} - double{expected[i]});
+      if (!(tolerance > 0 && error <= tolerance * largest)) return false;  // also of a NaN
+    }
+    return true;
   }
 
   // Also finds out how many iterations a block has.
@@ -317,6 +331,7 @@ class Harness {
                                  {"kind", name(info.kind)},
                                  {"layout", ubep::name(info.layout)},
                                  {"text", info.text}};
+      if (info.tolerance > 0) way["tolerance"] = info.tolerance;
       double wrong = 0;
       for (int r = 0; r < group_.size(); ++r) wrong += stage_.numbers(r)[kMismatches + w];
       way["mismatches"] = static_cast<int>(wrong);

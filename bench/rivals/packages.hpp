@@ -7,7 +7,7 @@
 
 namespace ubep::rivals {
 
-void start_packages(const Group& group);  // before ways are made; MPI_Init and the like
+void start_packages(Group& group);  // before ways are made; MPI_Init and the like
 void stop_packages();
 void add_packages(std::vector<NamedWay>& ways, Group& group, const Shape& shape);
 
@@ -17,9 +17,14 @@ void stop_mpi();
 void add_mpi(std::vector<NamedWay>& ways, Group& group, const Shape& shape);
 #endif
 #if defined(UBEP_RIVALS_TORCH)
-void start_gloo(const Group& group);
+void start_gloo(Group& group);
 void stop_gloo();
 void add_gloo(std::vector<NamedWay>& ways, Group& group, const Shape& shape);
+#endif
+#if defined(UBEP_RIVALS_ONECCL)
+void start_oneccl(Group& group);
+void stop_oneccl();
+void add_oneccl(std::vector<NamedWay>& ways, Group& group, const Shape& shape);
 #endif
 
 }  // namespace ubep::rivals

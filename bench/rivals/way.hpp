@@ -42,7 +42,8 @@ struct WayInfo {
   std::string name;
   Kind kind = Kind::ubep;
   Layout layout = Layout::rank_major;
-  std::string text;  // for the table's legend
+  std::string text;      // for the table's legend
+  double tolerance = 0;  // of an element, over its row's largest; 0 = bit for bit
 };
 
 struct NamedWay {
