@@ -1,7 +1,5 @@
 #include "plan/send_plan.hpp"
 
-#include <algorithm>
-
 namespace ubep {
 namespace {
 
@@ -42,12 +40,21 @@ struct Choice {
   float weight;
 };
 
+// Choices of one rank keep their order. By insertion: std::stable_sort would allocate.
+void sort_by_rank(std::span<Choice> choices) {
+  for (std::size_t i = 1; i < choices.size(); ++i) {
+    const Choice choice = choices[i];
+    std::size_t place = i;
+    for (; place > 0 && choices[place - 1].ref.rank > choice.ref.rank; --place) {
+      choices[place] = choices[place - 1];
+    }
+    choices[place] = choice;
+  }
+}
+
 // One ref per choice: k order, or (rank, k) order with the ends of the partial sums marked.
 void add_choice_refs(std::span<Choice> choices, bool per_rank, SendPlan& plan) {
-  if (per_rank) {
-    std::stable_sort(choices.begin(), choices.end(),
-                     [](const Choice& a, const Choice& b) { return a.ref.rank < b.ref.rank; });
-  }
+  if (per_rank) sort_by_rank(choices);
   for (std::size_t i = 0; i < choices.size(); ++i) {
     plan.refs.push_back(choices[i].ref);
     plan.ref_weights.push_back(choices[i].weight);
