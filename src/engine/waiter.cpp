@@ -9,7 +9,6 @@
 namespace ubep {
 namespace {
 
-constexpr int kSpins = 2000;  // some 50 us
 constexpr int kCallsPerClock = 16;
 constexpr auto kLookAfter = std::chrono::milliseconds(1);
 constexpr auto kSleepAfter = std::chrono::milliseconds(10);

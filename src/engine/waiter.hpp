@@ -9,6 +9,7 @@ namespace ubep {
 class Waiter {
  public:
   using Clock = std::chrono::steady_clock;
+  static constexpr int kSpins = 2000;  // calls of idle(), some 50 us, before the first yield
 
   // `spin`: at least as many CPUs as ranks. Otherwise whoever is awaited may need this very CPU,
   // and the first thing to do is to give it up.
