@@ -94,6 +94,7 @@ struct Communicator::Impl {
   MemoryPlan memory;
   int rank = 0;
   bool spin = false;
+  Crowd crowd;
   bool closed = false;
   int generation = fork_generation();
   int idle_steps = 0;
@@ -171,7 +172,7 @@ struct Communicator::Impl {
   // Repeats `attempt` (which never waits) until it says something else than not_ready.
   template <class Attempt>
   Status insist(Attempt attempt, Clock::time_point until) {
-    Waiter waiter(spin, until);
+    Waiter waiter(spin, until, crowd);
     for (;;) {
       Status status = attempt();
       if (status.code != Code::not_ready) return status;

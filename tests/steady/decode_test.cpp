@@ -273,7 +273,8 @@ TEST(WatchTest, SeesTheHeapLocksAndSystemCalls) {
     start_watching();
     (void)getppid();
     const Watched call = stop_watching();
-    Waiter waiter(false, Waiter::Clock::now() + std::chrono::seconds(30));
+    Crowd crowd;
+    Waiter waiter(false, Waiter::Clock::now() + std::chrono::seconds(30), crowd);
     start_watching();
     (void)waiter.idle();
     const Watched yield = stop_watching();
