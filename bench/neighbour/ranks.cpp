@@ -47,7 +47,8 @@ class Rank {
         experts_(static_cast<std::size_t>(setting.gemm_rows)) {
     const auto cpus = static_cast<int>(tools::usable_cpus().size());
     spins_ = setting.ranks * setting.threads <= cpus ? 2000 : 0;
-    const auto elements = static_cast<std::size_t>(setting.tokens * setting.hidden);
+    const auto elements =
+        static_cast<std::size_t>(setting.tokens) * static_cast<std::size_t>(setting.hidden);
     x_.resize(elements);
     out_.resize(elements);
     std::uint32_t random = 1 + static_cast<std::uint32_t>(comm_.rank());

@@ -20,11 +20,13 @@ Function* counted(Function*& known, const char* name) {
 
 }  // namespace
 
+// NOLINTBEGIN(bugprone-macro-parentheses): a declarator's parentheses are in `parameters`
 #define UBEP_COUNTED(name, parameters, arguments) \
   extern "C" int name parameters {                \
     static int(*known) parameters = nullptr;      \
     return counted(known, #name) arguments;       \
   }
+// NOLINTEND(bugprone-macro-parentheses)
 
 UBEP_COUNTED(pthread_mutex_lock, (void* lock), (lock))
 UBEP_COUNTED(pthread_mutex_trylock, (void* lock), (lock))

@@ -18,7 +18,7 @@
 extern "C" {
 // System call `number` with six arguments; the address behind the instruction that makes it.
 long ubep_test_raw_call(long number, const long* arguments);
-extern const char ubep_test_raw_call_made[];
+extern const char ubep_test_raw_call_made[];  // NOLINT(readability-identifier-naming): a label
 }
 
 #if defined(__x86_64__)
