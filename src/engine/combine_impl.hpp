@@ -116,7 +116,8 @@ int EngineImpl<F>::send_outputs(Op& op, Tile& tile) {
     }
     const Range range = own().y(h.slot, stride, row, 1);
     const bool keep_private = q == rank_ && h.store == Store::far;
-    std::byte* to = keep_private ? slot_of(h).rows.data() + row * stride : fabric_.claim(range);
+    std::byte* to =
+        keep_private ? slot_of(h).area->rows.data() + row * stride : fabric_.claim(range);
     owner ? sum_choices(op, q, tile.next, to)
           : copy_row(h.store, to, op.own_y.row(static_cast<std::int64_t>(row)), bytes);
     if (!keep_private) fabric_.commit(range, q == rank_ ? Store::near : h.store);
@@ -167,7 +168,7 @@ int EngineImpl<F>::advance_combine(Op& op) {
     // publishes: all my reads of this epoch are over, to next_slot() of every peer; without the
     // order they would overwrite rows that are still being summed.
     fabric_.store_flag(own().done(h.slot), h.epoch);
-    h.leased = slot_of(h).leased = slot_of(h).combining = false;
+    end_lease(h);
     finish(op);
     ++done;
   }
@@ -180,10 +181,9 @@ bool EngineImpl<F>::advance_owner(Op& op, int q) {
   auto& stage = op.stage[static_cast<std::size_t>(q)];
   if (q == rank_) {
     const ReceivePlan& plan = op.handle->routed->receive;
-    for (int g = 0; g < plan.groups; ++g) {
-      op.bases[op.first_base[static_cast<std::size_t>(q)] + static_cast<std::size_t>(g)] =
-          plan.base(q, g);
-    }
+    const auto groups = static_cast<std::size_t>(plan.groups);
+    std::uint32_t* own = op.bases.data() + op.first_base[static_cast<std::size_t>(q)];
+    if (op.sent) std::copy_n(plan.bases.data() + static_cast<std::size_t>(q) * groups, groups, own);
     return op.sent;
   }
   const std::uint64_t out = layout(q).out(op.handle->slot);
@@ -237,19 +237,19 @@ bool EngineImpl<F>::bases_fit(Op& op, int q) {
   const std::size_t first_group =
       by_expert ? static_cast<std::size_t>(config_.experts.first[static_cast<std::size_t>(q)])
                 : static_cast<std::size_t>(q);
+  if (capacity != 0) return true;  // each row is checked against its expert's
   const std::uint64_t most = config_.max_rows(q);
-  for (std::size_t g = 0; g < groups; ++g) {
-    const std::uint64_t end = std::uint64_t{bases[g]} + h.routed->send.group_rows[first_group + g];
-    if (end <= most || capacity != 0) continue;
-    Status status = status_of(op, Code::corrupt);
-    status.peer = static_cast<std::int16_t>(q);
-    status.what = "base";
-    status.expected = most;
-    status.seen = end;
-    fail(status);
-    return false;
-  }
-  return true;
+  const std::uint32_t* rows = h.routed->send.group_rows.data() + first_group;
+  std::uint64_t end = 0;
+  for (std::size_t g = 0; g < groups; ++g) end = std::max(end, std::uint64_t{bases[g]} + rows[g]);
+  if (end <= most) return true;
+  Status status = status_of(op, Code::corrupt);
+  status.peer = static_cast<std::int16_t>(q);
+  status.what = "base";
+  status.expected = most;
+  status.seen = end;
+  fail(status);
+  return false;
 }
 
 // Where the outputs of a row that this rank sent to `owner` are; null while they are being fetched.
@@ -266,7 +266,7 @@ const std::byte* EngineImpl<F>::output_row(Op& op, int owner, std::uint64_t row)
   if (h.routed->options.weighting != Weighting::owner) {
     return op.own_y.row(static_cast<std::int64_t>(row));
   }
-  if (h.store == Store::far) return slot_of(h).rows.data() + row * stride;
+  if (h.store == Store::far) return slot_of(h).area->rows.data() + row * stride;
   return fabric_.claim(own().y(h.slot, stride, row, 1));
 }
 

@@ -55,9 +55,12 @@ Status EngineImpl<F>::input(std::int64_t num_tokens, std::int64_t hidden, DType 
     fabric_.prepare(own().x(slot, stride, 0, static_cast<std::uint64_t>(num_tokens)));
   }
   input_in_slot_ = store_ == Store::near;
-  x.data = input_in_slot_
-               ? fabric_.claim(own().x(slot, stride, 0, static_cast<std::uint64_t>(num_tokens)))
-               : slots_[static_cast<std::size_t>(slot)].x.data();
+  if (input_in_slot_) {
+    x.data = fabric_.claim(own().x(slot, stride, 0, static_cast<std::uint64_t>(num_tokens)));
+  } else {
+    input_area_ = take_area();
+    x.data = input_area_->x.data();
+  }
   input_reserved_ = true;
   input_data_ = x.data;
   return {};
@@ -144,6 +147,8 @@ void EngineImpl<F>::begin_dispatch(const ConstRows& x, HandleState& h, bool cach
   h.state.store_release(HandleState::pending);  // publishes: nothing; this thread starts it
   slot_of(h).leased = true;
   slot_of(h).combining = false;
+  slot_of(h).area = input_area_ != nullptr ? input_area_ : take_area();
+  input_area_ = nullptr;
   bind_areas(h);
 
   Op& op = free_op();
@@ -209,7 +214,7 @@ void EngineImpl<F>::bind_areas(HandleState& h) {
   std::byte* shared = fabric_.claim(own().y(h.slot, 1, 0, own().y_area_bytes()));
   const bool in_segment =
       h.store == Store::near && options.weighting == Weighting::kernel && options.path != Path::bsp;
-  h.output.data = in_segment ? shared : slot.y.data();
+  h.output.data = in_segment ? shared : slot.area->y.data();
 }
 
 template <Fabric F>

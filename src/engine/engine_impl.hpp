@@ -54,6 +54,8 @@ class EngineImpl final : public Engine {
   const SegmentLayout& layout(int rank) const { return layouts_[static_cast<std::size_t>(rank)]; }
   const SegmentLayout& own() const { return layout(rank_); }
   Slot& slot_of(const HandleState& h) { return slots_[static_cast<std::size_t>(h.slot)]; }
+  PrivateArea* take_area();
+  void end_lease(HandleState& h);
   Op* find(const HandleState& handle) const;
   Op& free_op();
   int run_send_tiles(Op& op);
@@ -163,6 +165,8 @@ class EngineImpl final : public Engine {
   int rank_;
   std::vector<SegmentLayout> layouts_;
   std::vector<Slot> slots_;
+  std::vector<PrivateArea> areas_;        // as many as slots
+  std::vector<PrivateArea*> free_areas_;  // the last one given back is the first to be taken
   std::array<const std::byte*, kMaxSlots> mapped_views_ = {};  // all ranks' x of a slot
   std::vector<std::unique_ptr<Op>> ops_;                       // in no order; `order_` is
   std::vector<Op*> order_;                                     // started, oldest first
@@ -172,8 +176,9 @@ class EngineImpl final : public Engine {
   bool input_reserved_ = false;
   bool input_in_slot_ = false;
   const void* input_data_ = nullptr;
-  RankSet lost_;      // ranks that died, left or failed
-  RankSet reported_;  // those that an operation has returned peer_lost for
+  PrivateArea* input_area_ = nullptr;  // where input_data_ is, when far
+  RankSet lost_;                       // ranks that died, left or failed
+  RankSet reported_;                   // those that an operation has returned peer_lost for
   std::vector<const char*> how_lost_;
   Status failed_;  // mismatch or corrupt: the end of this communicator
   bool told_failure_ = false;
@@ -200,12 +205,32 @@ EngineImpl<F>::EngineImpl(F& fabric, const EngineOptions& options)
   if (config_.size > kMostRanks) broken_invariant("more ranks than an engine takes");
   layouts_.reserve(static_cast<std::size_t>(config_.size));
   for (int r = 0; r < config_.size; ++r) layouts_.emplace_back(config_, r);
-  for (Slot& slot : slots_) {
-    slot.x = PrivateRows(own().x_area_bytes());
-    slot.rows = PrivateRows(own().y_area_bytes());
-    slot.y = PrivateRows(own().y_area_bytes());
+  areas_.resize(slots_.size());
+  free_areas_.reserve(slots_.size());
+  for (PrivateArea& area : areas_) {
+    area.x = PrivateRows(own().x_area_bytes());
+    area.rows = PrivateRows(own().y_area_bytes());
+    area.y = PrivateRows(own().y_area_bytes());
+    free_areas_.push_back(&area);
   }
   for (int i = 0; i < 2 * config_.slots; ++i) ops_.push_back(std::make_unique<Op>(config_.size));
+}
+
+// One is free when a slot is. That of the last lease is most likely still in the caches: with one
+// dispatch at a time it is always the same.
+template <Fabric F>
+PrivateArea* EngineImpl<F>::take_area() {
+  PrivateArea* area = free_areas_.back();
+  free_areas_.pop_back();
+  return area;
+}
+
+template <Fabric F>
+void EngineImpl<F>::end_lease(HandleState& h) {
+  Slot& slot = slot_of(h);
+  free_areas_.push_back(slot.area);
+  slot.area = nullptr;
+  h.leased = slot.leased = slot.combining = false;
 }
 
 template <Fabric F>
@@ -554,7 +579,7 @@ void EngineImpl<F>::release(HandleState& handle) {
   if (!failed_.ok()) {  // peers treat this rank as dead: it says nothing more
     if (op != nullptr) (void)retire(*op, failed_);
     tell_failure();
-    handle.leased = slot_of(handle).leased = slot_of(handle).combining = false;
+    end_lease(handle);
     return;
   }
   if (op != nullptr) {
@@ -575,7 +600,7 @@ void EngineImpl<F>::release(HandleState& handle) {
   // publishes: all my reads of this epoch are over, to next_slot() of every peer; without it they
   // would overwrite rows that are still being read, or wait for ever.
   fabric_.store_flag(own().done(handle.slot), handle.epoch);
-  handle.leased = slot_of(handle).leased = slot_of(handle).combining = false;
+  end_lease(handle);
 }
 
 template <Fabric F>

@@ -82,12 +82,17 @@ struct Op {
   std::vector<std::uint32_t> first_base;  // in `bases`, by rank
 };
 
+// What only this rank reads of a lease's rows.
+struct PrivateArea {
+  PrivateRows x;     // far: what input() hands out
+  PrivateRows rows;  // received rows that do not lie in the inbox; owner weighting: own sums
+  PrivateRows y;     // outputs that do not lie in the segment
+};
+
 struct Slot {
   bool leased = false;
-  bool combining = false;  // the lease ends by itself once peers have done their part
-  PrivateRows x;           // far: what input() hands out
-  PrivateRows rows;        // received rows that do not lie in the inbox; owner weighting: own sums
-  PrivateRows y;           // outputs that do not lie in the segment
+  bool combining = false;       // the lease ends by itself once peers have done their part
+  PrivateArea* area = nullptr;  // of the lease
 };
 
 }  // namespace ubep

@@ -5,20 +5,19 @@
 
 namespace ubep {
 
-// Received rows: in the inbox where peers can put them at their final place, else private; with
+// Received rows: in the inbox where a peer puts them at their final place, else private; with
 // in_place where the outputs will be, unless a peer has pushed them elsewhere.
 template <Fabric F>
 std::byte* EngineImpl<F>::rows_area(const Op& op) {
   HandleState& h = *op.handle;
   const DispatchOptions& options = h.routed->options;
-  if (options.in_place) {
-    RankSet pushers = op.pushers;
-    pushers -= op.absent;
-    const bool pushed_in_place = !pushers.empty() && !to_windows(*h.routed);
-    if (!pushed_in_place) return static_cast<std::byte*>(h.output.data);
-  }
-  const bool packed_from_windows = options.contiguous || options.path == Path::bsp;
-  if (!config_.push || packed_from_windows) return slot_of(h).rows.data();
+  RankSet pushers = op.pushers;
+  pushers -= op.absent;
+  const bool pushed_in_place = !pushers.empty() && !to_windows(*h.routed);
+  if (options.in_place && !pushed_in_place) return static_cast<std::byte*>(h.output.data);
+  const bool packed = options.contiguous || options.path == Path::bsp ||
+                      (is_by_expert(options.layout) && !pushed_in_place);
+  if (!config_.push || packed) return slot_of(h).area->rows.data();
   return fabric_.inbox(own().rows(h.slot, 1, 0, own().y_area_bytes()));
 }
 

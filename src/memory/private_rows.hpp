@@ -18,7 +18,8 @@ class PrivateRows {
 
  private:
   std::byte* data_ = nullptr;
-  std::size_t bytes_ = 0;
+  void* mapped_ = nullptr;  // data_ begins in it, on a huge page when it is large
+  std::size_t mapped_bytes_ = 0;
   int pid_ = 0;  // a forked child has no mapping here and must not unmap what took its place
 };
 

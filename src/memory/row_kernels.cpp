@@ -39,14 +39,21 @@ struct Bf16 {
     return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(Half<D>(), from))));
   }
   template <class D>
-  static void store([[maybe_unused]] D d, hn::Vec<D> v, Element* to) {
+  static hn::Vec<Bits<D>> rounded([[maybe_unused]] D d, hn::Vec<D> v) {  // the upper 16 bits count
+    const Bits<D> du;
+    const auto quiet = hn::Or(hn::BitCast(du, v), hn::Set(du, 0x400000));
+    return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), quiet, rounded_number(d, v));
+  }
+  template <class D>
+  static hn::Vec<Bits<D>> rounded_number([[maybe_unused]] D d, hn::Vec<D> v) {  // not a NaN
     const Bits<D> du;
     const auto bits = hn::BitCast(du, v);
     const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
-    const auto rounded = hn::Add(hn::Add(bits, hn::Set(du, 0x7FFF)), odd);
-    const auto quiet = hn::Or(bits, hn::Set(du, 0x400000));
-    const auto nan = hn::RebindMask(du, hn::IsNaN(v));
-    const auto top = hn::ShiftRight<16>(hn::IfThenElse(nan, quiet, rounded));
+    return hn::Add(hn::Add(bits, hn::Set(du, 0x7FFF)), odd);
+  }
+  template <class D>
+  static void store(D d, hn::Vec<D> v, Element* to) {
+    const auto top = hn::ShiftRight<16>(rounded(d, v));
     hn::StoreU(hn::DemoteTo(Half<D>(), hn::BitCast(hn::RebindToSigned<D>(), top)), Half<D>(), to);
   }
 };
@@ -93,6 +100,64 @@ struct Fp16 {
   }
 };
 
+// The elements of one whole vector as two vectors of floats, in an order that store() undoes.
+template <class T>
+struct Pairs {
+  using Element = typename T::Element;
+  template <class D>
+  static hn::Vec<D> first(D d, const Element* from) {
+    return T::load(d, from);
+  }
+  template <class D>
+  static hn::Vec<D> second(D d, const Element* from) {
+    return T::load(d, from + hn::Lanes(d));
+  }
+  template <class D>
+  static void store(D d, hn::Vec<D> first, hn::Vec<D> second, Element* to) {
+    T::store(d, first, to);
+    T::store(d, second, to + hn::Lanes(d));
+  }
+  template <class D>
+  static void store_numbers(D d, hn::Vec<D> first, hn::Vec<D> second, Element* to) {
+    store(d, first, second, to);
+  }
+};
+
+#if HWY_TARGET != HWY_SCALAR  // which has no vector of two halves
+// Even elements in the first vector, odd ones in the second: no shuffles.
+template <>
+struct Pairs<Bf16> {
+  using Element = std::uint16_t;
+  template <class D>
+  static hn::Vec<Bits<D>> both([[maybe_unused]] D d, const Element* from) {
+    return hn::BitCast(Bits<D>(), hn::LoadU(hn::Repartition<std::uint16_t, D>(), from));
+  }
+  template <class D>
+  static hn::Vec<D> first(D d, const Element* from) {
+    return hn::BitCast(d, hn::ShiftLeft<16>(both(d, from)));
+  }
+  template <class D>
+  static hn::Vec<D> second(D d, const Element* from) {
+    return hn::BitCast(d, hn::And(both(d, from), hn::Set(Bits<D>(), 0xFFFF0000u)));
+  }
+  template <class D>
+  static void store_bits([[maybe_unused]] D d, hn::Vec<Bits<D>> first, hn::Vec<Bits<D>> second,
+                         Element* to) {
+    const hn::Repartition<std::uint16_t, D> d16;
+    const auto odd = hn::And(second, hn::Set(Bits<D>(), 0xFFFF0000u));
+    hn::StoreU(hn::BitCast(d16, hn::Or(hn::ShiftRight<16>(first), odd)), d16, to);
+  }
+  template <class D>
+  static void store(D d, hn::Vec<D> first, hn::Vec<D> second, Element* to) {
+    store_bits(d, Bf16::rounded(d, first), Bf16::rounded(d, second), to);
+  }
+  template <class D>
+  static void store_numbers(D d, hn::Vec<D> first, hn::Vec<D> second, Element* to) {
+    store_bits(d, Bf16::rounded_number(d, first), Bf16::rounded_number(d, second), to);
+  }
+};
+#endif
+
 // One vector of the sum at element `at`.
 template <class T, class D>
 hn::Vec<D> sum_at(D d, const RowSum& sum, std::size_t at) {
@@ -113,16 +178,62 @@ hn::Vec<D> sum_at(D d, const RowSum& sum, std::size_t at) {
   return sum.group_end != nullptr ? total : partial;
 }
 
+template <bool kWeighted, class V>
+HWY_INLINE V term(V weight, V value) {
+  return kWeighted ? hn::Mul(weight, value) : value;
+}
+
+// Eight vectors of the sum from element `at` on: additions that need not wait for one another, in
+// as many registers as AVX2 has.
+template <class T, bool kWeighted, class D>
+HWY_INLINE void sum_wide(D d, const RowSum& sum, std::size_t at, typename T::Element* to) {
+  const std::size_t pair = 2 * hn::Lanes(d);
+  auto a0 = hn::Zero(d), a1 = a0, a2 = a0, a3 = a0;
+  auto b0 = a0, b1 = a0, b2 = a0, b3 = a0;
+  const std::size_t count = sum.rows.size();
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto* row = reinterpret_cast<const typename T::Element*>(sum.rows[i]) + at;
+    const auto w = hn::Set(d, kWeighted ? sum.weights[i] : 1.0F);
+    a0 = hn::Add(a0, term<kWeighted>(w, Pairs<T>::first(d, row)));
+    b0 = hn::Add(b0, term<kWeighted>(w, Pairs<T>::second(d, row)));
+    a1 = hn::Add(a1, term<kWeighted>(w, Pairs<T>::first(d, row + pair)));
+    b1 = hn::Add(b1, term<kWeighted>(w, Pairs<T>::second(d, row + pair)));
+    a2 = hn::Add(a2, term<kWeighted>(w, Pairs<T>::first(d, row + 2 * pair)));
+    b2 = hn::Add(b2, term<kWeighted>(w, Pairs<T>::second(d, row + 2 * pair)));
+    a3 = hn::Add(a3, term<kWeighted>(w, Pairs<T>::first(d, row + 3 * pair)));
+    b3 = hn::Add(b3, term<kWeighted>(w, Pairs<T>::second(d, row + 3 * pair)));
+  }
+  // One NaN among them, or two infinities, and their sum is none: rare, and handled apart.
+  const auto sums =
+      hn::Add(hn::Add(hn::Add(a0, b0), hn::Add(a1, b1)), hn::Add(hn::Add(a2, b2), hn::Add(a3, b3)));
+  if (HWY_UNLIKELY(!hn::AllFalse(d, hn::IsNaN(sums)))) {
+    Pairs<T>::store(d, a0, b0, to);
+    Pairs<T>::store(d, a1, b1, to + pair);
+    Pairs<T>::store(d, a2, b2, to + 2 * pair);
+    Pairs<T>::store(d, a3, b3, to + 3 * pair);
+    return;
+  }
+  Pairs<T>::store_numbers(d, a0, b0, to);
+  Pairs<T>::store_numbers(d, a1, b1, to + pair);
+  Pairs<T>::store_numbers(d, a2, b2, to + 2 * pair);
+  Pairs<T>::store_numbers(d, a3, b3, to + 3 * pair);
+}
+
 // Elements [begin, end) of the sum to out[0..].
 template <class T>
 void sum_span(const RowSum& sum, std::size_t begin, std::size_t end, std::byte* out) {
   const hn::ScalableTag<float> d;
   const hn::CappedTag<float, 1> one;
   const std::size_t lanes = hn::Lanes(d);
-  auto* to = reinterpret_cast<typename T::Element*>(out);
+  auto* to = reinterpret_cast<typename T::Element*>(out) - begin;
   std::size_t at = begin;
-  for (; at + lanes <= end; at += lanes) T::store(d, sum_at<T>(d, sum, at), to + (at - begin));
-  for (; at < end; ++at) T::store(one, sum_at<T>(one, sum, at), to + (at - begin));
+  if (sum.group_end == nullptr && sum.weights != nullptr) {
+    for (; at + 8 * lanes <= end; at += 8 * lanes) sum_wide<T, true>(d, sum, at, to + at);
+  } else if (sum.group_end == nullptr) {
+    for (; at + 8 * lanes <= end; at += 8 * lanes) sum_wide<T, false>(d, sum, at, to + at);
+  }
+  for (; at + lanes <= end; at += lanes) T::store(d, sum_at<T>(d, sum, at), to + at);
+  for (; at < end; ++at) T::store(one, sum_at<T>(one, sum, at), to + at);
 }
 
 void sum_block(const RowSum& sum, std::size_t begin, std::size_t end, std::byte* out) {

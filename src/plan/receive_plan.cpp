@@ -18,8 +18,9 @@ std::int32_t local_of(const ExpertMap& experts, const Entry& entry) {
 void count_experts(const ExpertMap& experts, int num_local, const ExpertRoom& room,
                    ReceivePlan& plan) {
   plan.expert_counts.assign(at(num_local), 0);
+  std::int32_t* const counts = plan.expert_counts.data();
   for (const SourceRows& source : plan.sources) {
-    for (const Entry& entry : source.entries) ++plan.expert_counts[at(local_of(experts, entry))];
+    for (const Entry& entry : source.entries) ++counts[local_of(experts, entry)];
   }
   plan.expert_offsets.assign(at(num_local) + 1, 0);
   for (std::size_t e = 0; e < at(num_local); ++e) {
@@ -30,13 +31,16 @@ void count_experts(const ExpertMap& experts, int num_local, const ExpertRoom& ro
 
 void place_by_expert(const ExpertRoom& room, ReceivePlan& plan) {
   const std::size_t groups = at(plan.groups);
-  for (std::size_t g = 0; g < groups; ++g) {
-    auto next = static_cast<std::uint32_t>(plan.expert_offsets[g]);
-    for (std::size_t q = 0; q < plan.sources.size(); ++q) {
-      const auto& begin = plan.sources[q].group_begin;
-      plan.bases[q * groups + g] = next;
-      next += begin[g + 1] - begin[g];
+  // Row by row of `bases`: each source's rows begin where those of the source before it end.
+  for (std::size_t q = 0; q < plan.sources.size(); ++q) {
+    std::uint32_t* const bases = plan.bases.data() + q * groups;
+    if (q == 0) {
+      std::copy_n(plan.expert_offsets.begin(), groups, bases);
+      continue;
     }
+    const std::uint32_t* const before = bases - groups;
+    const std::uint32_t* const begin = plan.sources[q - 1].group_begin.data();
+    for (std::size_t g = 0; g < groups; ++g) bases[g] = before[g] + begin[g + 1] - begin[g];
   }
   plan.num_rows = plan.expert_offsets.back();
   for (std::int32_t& count : plan.expert_counts) {
@@ -56,44 +60,39 @@ void place_rank_major(ReceivePlan& plan) {
   plan.num_rows = packed;
 }
 
-// ids and weights of every row, by column k (one column for topk1).
-void fill_choices(const ExpertMap& experts, const PlanShape& shape, ReceivePlan& plan) {
-  const std::size_t columns = shape.topk1 ? 1 : at(shape.topk);
+// ids and weights of every row, by column k (one column for topk1), and the index list: rows of
+// each expert in order (source, token, k). Uses expert_offsets as cursors.
+void fill_choices(const ExpertMap& experts, const ReceiveShape& shape, ReceivePlan& plan) {
+  const bool one_column = shape.plan.topk1;
+  const std::size_t columns = one_column ? 1 : at(shape.plan.topk);
   plan.topk_idx.assign(at(plan.num_rows) * columns, -1);
   plan.topk_weights.assign(at(plan.num_rows) * columns, 0.0F);
-  std::size_t first = 0;
-  for (const SourceRows& source : plan.sources) {
-    for (std::size_t row = 0; row < source.num_rows(); ++row) {
-      for (std::size_t j = source.row_entry[row]; j < source.row_entry[row + 1]; ++j) {
-        const Entry& entry = source.entries[j];
-        const std::size_t cell = (first + row) * columns + (shape.topk1 ? 0 : entry.k);
-        plan.topk_idx[cell] = local_of(experts, entry);
-        plan.topk_weights[cell] = entry.weight;
-      }
-    }
-    first += source.num_rows();
-  }
-}
-
-// The index list: rows of each expert in order (source, token, k). Uses expert_offsets as cursors.
-void fill_expert_rows(const ExpertMap& experts, bool want_pairs, ReceivePlan& plan) {
   plan.expert_rows.resize(at(plan.expert_offsets.back()));
-  plan.pairs.resize(want_pairs ? plan.sources.size() : 0);
-  auto& next = plan.expert_offsets;
-  std::int32_t first = 0;
+  plan.pairs.resize(shape.want_pairs ? plan.sources.size() : 0);
+  std::int32_t* const next = plan.expert_offsets.data();
+  std::int32_t* const expert_rows = plan.expert_rows.data();
+  std::int32_t* idx = plan.topk_idx.data();
+  float* weights = plan.topk_weights.data();
+  std::int32_t row = 0;
   for (std::size_t q = 0; q < plan.sources.size(); ++q) {
     const SourceRows& source = plan.sources[q];
-    if (want_pairs) plan.pairs[q].resize(source.entries.size());
-    for (std::size_t row = 0; row < source.num_rows(); ++row) {
-      for (std::size_t j = source.row_entry[row]; j < source.row_entry[row + 1]; ++j) {
-        const std::int32_t place = next[at(local_of(experts, source.entries[j]))]++;
-        plan.expert_rows[at(place)] = first + static_cast<std::int32_t>(row);
-        if (want_pairs) plan.pairs[q][j] = static_cast<std::uint32_t>(place);
+    if (shape.want_pairs) plan.pairs[q].resize(source.entries.size());
+    std::uint32_t* const pairs = shape.want_pairs ? plan.pairs[q].data() : nullptr;
+    const Entry* const entries = source.entries.data();
+    for (std::size_t r = 0; r < source.num_rows(); ++r, ++row, idx += columns, weights += columns) {
+      for (std::size_t j = source.row_entry[r]; j < source.row_entry[r + 1]; ++j) {
+        const std::int32_t expert = local_of(experts, entries[j]);
+        const std::size_t column = one_column ? 0 : entries[j].k;
+        idx[column] = expert;
+        weights[column] = entries[j].weight;
+        const std::int32_t place = next[expert]++;
+        expert_rows[place] = row;
+        if (pairs != nullptr) pairs[j] = static_cast<std::uint32_t>(place);
       }
     }
-    first += static_cast<std::int32_t>(source.num_rows());
   }
-  for (std::size_t e = next.size() - 1; e > 0; --e) next[e] = next[e - 1];  // cursors to offsets
+  // Cursors to offsets.
+  for (std::size_t e = plan.expert_offsets.size() - 1; e > 0; --e) next[e] = next[e - 1];
   next[0] = 0;
 }
 
@@ -101,35 +100,64 @@ void fill_expert_rows(const ExpertMap& experts, bool want_pairs, ReceivePlan& pl
 void index_every_token(std::uint32_t tokens, SourceRows& source) {
   std::uint32_t entry = 0;
   for (std::uint32_t token = 0; token < tokens; ++token) {
-    source.row_token.push_back(token);
-    source.row_entry.push_back(entry);
+    source.row_token[token] = token;
+    source.row_entry[token] = entry;
     while (entry < source.entries.size() && source.entries[entry].token == token) ++entry;
   }
   source.group_begin.back() = tokens;
+}
+
+// A row per entry, in groups of the local experts that entries are sorted by.
+void index_choices(const ExpertMap& experts, bool by_expert, SourceRows& source) {
+  const std::size_t rows = source.entries.size();
+  std::uint32_t* const begin = source.group_begin.data() + 1;
+  for (std::size_t j = 0; j < rows; ++j) {
+    source.row_token[j] = source.entries[j].token;
+    source.row_entry[j] = static_cast<std::uint32_t>(j);
+    if (by_expert) ++begin[local_of(experts, source.entries[j])];
+  }
+  if (!by_expert) {
+    begin[0] = static_cast<std::uint32_t>(rows);
+    return;
+  }
+  for (std::size_t g = 1; g < source.group_begin.size(); ++g) {
+    source.group_begin[g] += source.group_begin[g - 1];
+  }
+}
+
+// A row per token that has an entry. Returns how many.
+std::uint32_t index_tokens(SourceRows& source) {
+  std::uint32_t rows = 0;
+  for (std::size_t j = 0; j < source.entries.size(); ++j) {
+    const std::uint32_t token = source.entries[j].token;
+    if (rows != 0 && source.row_token[rows - 1] == token) continue;
+    source.row_token[rows] = token;
+    source.row_entry[rows++] = static_cast<std::uint32_t>(j);
+  }
+  source.group_begin.back() = rows;
+  return rows;
 }
 
 }  // namespace
 
 void index_rows(const ExpertMap& experts, const PlanShape& shape, int rank, std::uint32_t tokens,
                 SourceRows& source) {
-  const bool by_expert = is_by_expert(shape.layout);
-  const std::size_t groups = at(shape.groups(experts, rank));
-  source.row_token.clear();
-  source.row_entry.clear();
-  source.group_begin.assign(groups + 1, 0);
-  if (shape.every_token) index_every_token(tokens, source);
-  for (std::size_t j = 0; j < source.entries.size() && !shape.every_token; ++j) {
-    const Entry& entry = source.entries[j];
-    const bool new_row =
-        shape.row_per_choice() || j == 0 || entry.token != source.entries[j - 1].token;
-    if (!new_row) continue;
-    source.row_token.push_back(entry.token);
-    source.row_entry.push_back(static_cast<std::uint32_t>(j));
-    if (groups != 0) ++source.group_begin[(by_expert ? at(local_of(experts, entry)) : 0) + 1];
+  const std::size_t entries = source.entries.size();
+  const std::size_t most = shape.every_token ? tokens : entries;
+  source.group_begin.assign(at(shape.groups(experts, rank)) + 1, 0);
+  source.row_token.resize(most);
+  source.row_entry.resize(most + 1);
+  std::size_t rows = most;
+  if (shape.every_token) {
+    index_every_token(tokens, source);
+  } else if (shape.row_per_choice()) {
+    index_choices(experts, is_by_expert(shape.layout), source);
+  } else {
+    rows = index_tokens(source);
   }
-  source.row_entry.push_back(static_cast<std::uint32_t>(source.entries.size()));
-  for (std::size_t g = 1; g <= groups && !shape.every_token; ++g)
-    source.group_begin[g] += source.group_begin[g - 1];
+  source.row_token.resize(rows);
+  source.row_entry.resize(rows + 1);
+  source.row_entry[rows] = static_cast<std::uint32_t>(entries);
 }
 
 void make_receive_plan(const ExpertMap& experts, const ReceiveShape& shape, ReceivePlan& plan) {
@@ -145,8 +173,7 @@ void make_receive_plan(const ExpertMap& experts, const ReceiveShape& shape, Rece
   }
   plan.src_counts.resize(plan.sources.size());
   place_rank_major(plan);
-  fill_choices(experts, shape.plan, plan);
-  fill_expert_rows(experts, shape.want_pairs, plan);
+  fill_choices(experts, shape, plan);
 }
 
 }  // namespace ubep

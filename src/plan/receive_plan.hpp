@@ -34,7 +34,8 @@ struct ExpertRoom {
   std::uint32_t capacity = 0;   // expert_padded: rows of each expert; 0 = packed
 
   std::uint64_t of(std::uint64_t rows) const {
-    return capacity != 0 ? capacity : round_up(rows, alignment);
+    if (capacity != 0) return capacity;
+    return alignment == 1 ? rows : round_up(rows, alignment);
   }
 };
 

@@ -1,39 +1,11 @@
 #include "plan/send_plan.hpp"
 
+#include <algorithm>
+
 namespace ubep {
 namespace {
 
 std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
-
-// Sorts the entries by (destination, token, k), or by (expert position, token, k): a counting sort
-// over `keys` keys. Leaves the end of each key's entries in plan.group_rows.
-template <class Key>
-void sort_entries(const RoutingView& routing, std::size_t keys, Key key, SendPlan& plan) {
-  std::vector<std::uint32_t>& next = plan.group_rows;
-  next.assign(keys + 1, 0);
-  for (std::int32_t e : routing.topk_idx) {
-    if (e >= 0) ++next[key(e) + 1];
-  }
-  for (std::size_t i = 1; i <= keys; ++i) next[i] += next[i - 1];
-  plan.entries.resize(next[keys]);
-  std::size_t i = 0;
-  for (std::uint32_t t = 0; t < routing.num_tokens; ++t) {
-    for (int k = 0; k < routing.topk; ++k, ++i) {
-      const std::int32_t e = routing.topk_idx[i];
-      if (e < 0) continue;
-      plan.entries[next[key(e)]++] = {t, static_cast<std::uint16_t>(e),
-                                      static_cast<std::uint16_t>(k), routing.topk_weights[i]};
-    }
-  }
-}
-
-// rank_major: one ref per (token, rank), in rank order.
-template <class Set>
-void add_rank_refs(const Set& ranks, SendPlan& plan) {
-  ranks.for_each([&](int r) {
-    plan.refs.push_back({plan.group_rows[at(r)]++, static_cast<std::uint16_t>(r), 0});
-  });
-}
 
 struct Choice {
   RowRef ref;
@@ -52,52 +24,162 @@ void sort_by_rank(std::span<Choice> choices) {
   }
 }
 
-// One ref per choice: k order, or (rank, k) order with the ends of the partial sums marked.
-void add_choice_refs(std::span<Choice> choices, bool per_rank, SendPlan& plan) {
-  if (per_rank) sort_by_rank(choices);
-  for (std::size_t i = 0; i < choices.size(); ++i) {
-    plan.refs.push_back(choices[i].ref);
-    plan.ref_weights.push_back(choices[i].weight);
-    if (per_rank) {
+// Writes the refs of one token after those of the token before it.
+class RefWriter {
+ public:
+  RefWriter(const PlanShape& shape, std::size_t most, SendPlan& plan)
+      : per_rank_(shape.row_per_choice() && shape.reduction == Reduction::per_rank), plan_(plan) {
+    plan.refs.resize(most);
+    plan.ref_weights.resize(shape.row_per_choice() ? most : 0);
+    plan.group_end.resize(per_rank_ ? most : 0);
+  }
+  ~RefWriter() {
+    plan_.refs.resize(count_);
+    if (!plan_.ref_weights.empty()) plan_.ref_weights.resize(count_);
+    if (!plan_.group_end.empty()) plan_.group_end.resize(count_);
+  }
+  RefWriter(const RefWriter&) = delete;
+  RefWriter& operator=(const RefWriter&) = delete;
+
+  std::uint32_t count() const { return static_cast<std::uint32_t>(count_); }
+  void add_row(const RowRef& ref) { plan_.refs[count_++] = ref; }
+  // k order, or (rank, k) order with the ends of the partial sums marked.
+  void add_choices(std::span<Choice> choices) {
+    if (per_rank_) sort_by_rank(choices);
+    for (std::size_t i = 0; i < choices.size(); ++i, ++count_) {
+      plan_.refs[count_] = choices[i].ref;
+      plan_.ref_weights[count_] = choices[i].weight;
+      if (!per_rank_) continue;
       const bool last = i + 1 == choices.size() || choices[i + 1].ref.rank != choices[i].ref.rank;
-      plan.group_end.push_back(last ? 1 : 0);
+      plan_.group_end[count_] = last ? 1 : 0;
     }
   }
+
+ private:
+  bool per_rank_;
+  SendPlan& plan_;
+  std::size_t count_ = 0;
+};
+
+// From the numbers of each key to the first of each.
+std::uint32_t sum_up(std::span<const std::uint32_t> numbers, std::vector<std::uint32_t>& first) {
+  first.resize(numbers.size());
+  std::uint32_t sum = 0;
+  for (std::size_t i = 0; i < numbers.size(); ++i) {
+    first[i] = sum;
+    sum += numbers[i];
+  }
+  return sum;
 }
 
-// Set: FewRanks wherever it has room for all.
+// What the token has rows on: is it needed elsewhere, and who owns them.
 template <class Set>
-void add_refs(const RoutingView& routing, const ExpertMap& experts, const PlanShape& shape,
-              int self, SendPlan& plan) {
+void note_ranks(Set ranks, int self, std::uint32_t token, SendPlan& plan, Set& owners) {
+  owners |= ranks;
+  ranks.erase(self);
+  plan.crosses[token] = ranks.empty() ? 0 : 1;
+}
+
+// A row per (token, k), numbered within its group: sorted by (group, token, k), where groups are
+// expert positions, or ranks for topk1.
+template <class Set>
+Set plan_choices(const RoutingView& routing, const ExpertMap& experts, const PlanShape& shape,
+                 int self, SendPlan& plan) {
   const bool by_expert = is_by_expert(shape.layout);
-  const bool per_rank = shape.reduction == Reduction::per_rank;
-  const auto num_ranks = static_cast<int>(experts.first.size()) - 1;
-  const Set start = shape.every_token ? Set::all(num_ranks) : Set(num_ranks);
-  Set owners(num_ranks);
+  const std::int32_t* group_of = (by_expert ? experts.position : experts.rank).data();
+  const auto ranks = static_cast<int>(plan.off.size()) - 1;
+  plan.group_rows.assign(by_expert ? at(experts.num_experts()) : at(ranks), 0);
+  std::uint32_t* rows = plan.group_rows.data();
+  for (std::int32_t e : routing.topk_idx) {
+    if (e >= 0) ++rows[group_of[e]];
+  }
+  const std::uint32_t total = sum_up(plan.group_rows, plan.first);
+  const std::uint32_t* first = plan.first.data();
+  for (int r = 0; r <= ranks; ++r) {
+    const std::size_t group = by_expert ? at(experts.first[at(r)]) : at(r);
+    plan.off[at(r)] = group < plan.first.size() ? first[group] : total;
+  }
+  plan.entries.resize(total);
+  std::fill(plan.group_rows.begin(), plan.group_rows.end(), 0U);
+  RefWriter refs(shape, routing.topk_idx.size(), plan);
+  Set owners(ranks);
   Choice choices[kMaxTopk];
   std::size_t i = 0;
   for (std::uint32_t t = 0; t < routing.num_tokens; ++t) {
-    Set ranks = start;
+    Set token_ranks(ranks);
     std::size_t count = 0;
     for (int k = 0; k < shape.topk; ++k, ++i) {
       const std::int32_t e = routing.topk_idx[i];
       if (e < 0) continue;
-      const std::int32_t r = experts.rank[at(e)];
-      ranks.insert(r);
-      if (!shape.row_per_choice()) continue;
-      const std::int32_t group = by_expert ? experts.local[at(e)] : 0;
-      const std::size_t counter = at(by_expert ? experts.position[at(e)] : r);
-      choices[count++] = {{plan.group_rows[counter]++, static_cast<std::uint16_t>(r),
-                           static_cast<std::uint16_t>(group)},
-                          routing.topk_weights[i]};
+      const std::int32_t rank = experts.rank[at(e)];
+      const std::int32_t group = group_of[e];
+      const std::uint32_t row = rows[group]++;
+      const float weight = routing.topk_weights[i];
+      token_ranks.insert(rank);
+      plan.entries[first[group] + row] = {t, static_cast<std::uint16_t>(e),
+                                          static_cast<std::uint16_t>(k), weight};
+      choices[count++] = {{row, static_cast<std::uint16_t>(rank),
+                           static_cast<std::uint16_t>(by_expert ? experts.local[at(e)] : 0)},
+                          weight};
     }
-    shape.row_per_choice() ? add_choice_refs({choices, count}, per_rank, plan)
-                           : add_rank_refs(ranks, plan);
-    owners |= ranks;
-    ranks.erase(self);
-    plan.crosses[t] = ranks.empty() ? 0 : 1;
-    plan.ref_begin[t + 1] = static_cast<std::uint32_t>(plan.refs.size());
+    refs.add_choices({choices, count});
+    note_ranks(token_ranks, self, t, plan, owners);
+    plan.ref_begin[t + 1] = refs.count();
   }
+  return owners;
+}
+
+// A row per (token, rank): entries sorted by (rank, token, k), refs in rank order.
+template <class Set>
+Set plan_tokens(const RoutingView& routing, const ExpertMap& experts, const PlanShape& shape,
+                int self, SendPlan& plan) {
+  const auto ranks = static_cast<int>(plan.off.size()) - 1;
+  const Set start = shape.every_token ? Set::all(ranks) : Set(ranks);
+  plan.group_rows.assign(at(ranks), 0);
+  plan.first.assign(at(ranks), 0);
+  std::uint32_t* next = plan.first.data();
+  RefWriter refs(shape,
+                 std::min(at(shape.topk), at(ranks)) * routing.num_tokens +
+                     (shape.every_token ? at(ranks) * routing.num_tokens : 0),
+                 plan);
+  Set owners(ranks);
+  std::size_t i = 0;
+  for (std::uint32_t t = 0; t < routing.num_tokens; ++t) {
+    Set token_ranks = start;
+    for (int k = 0; k < shape.topk; ++k, ++i) {
+      const std::int32_t e = routing.topk_idx[i];
+      if (e < 0) continue;
+      const std::int32_t rank = experts.rank[at(e)];
+      ++next[rank];
+      token_ranks.insert(rank);
+    }
+    token_ranks.for_each([&](int r) {
+      refs.add_row({plan.group_rows[at(r)]++, static_cast<std::uint16_t>(r), 0});
+    });
+    note_ranks(token_ranks, self, t, plan, owners);
+    plan.ref_begin[t + 1] = refs.count();
+  }
+  for (std::size_t r = 0; r < at(ranks); ++r) plan.off[r + 1] = plan.off[r] + next[r];
+  std::copy_n(plan.off.begin(), ranks, next);
+  plan.entries.resize(plan.off.back());
+  i = 0;
+  for (std::uint32_t t = 0; t < routing.num_tokens; ++t) {
+    for (int k = 0; k < shape.topk; ++k, ++i) {
+      const std::int32_t e = routing.topk_idx[i];
+      if (e < 0) continue;
+      plan.entries[next[experts.rank[at(e)]]++] = {
+          t, static_cast<std::uint16_t>(e), static_cast<std::uint16_t>(k), routing.topk_weights[i]};
+    }
+  }
+  return owners;
+}
+
+// Set: FewRanks wherever it has room for all.
+template <class Set>
+void plan_with(const RoutingView& routing, const ExpertMap& experts, const PlanShape& shape,
+               int self, SendPlan& plan) {
+  const Set owners = shape.row_per_choice() ? plan_choices<Set>(routing, experts, shape, self, plan)
+                                            : plan_tokens<Set>(routing, experts, shape, self, plan);
   owners.for_each([&](int r) { plan.owners.insert(r); });
 }
 
@@ -106,33 +188,14 @@ void add_refs(const RoutingView& routing, const ExpertMap& experts, const PlanSh
 void make_send_plan(const RoutingView& routing, const ExpertMap& experts, const PlanShape& shape,
                     int self, SendPlan& plan) {
   const std::size_t ranks = experts.first.size() - 1;
-  const bool by_expert = is_by_expert(shape.layout);
   plan.num_tokens = routing.num_tokens;
   plan.off.assign(ranks + 1, 0);
-  plan.refs.clear();
-  plan.ref_weights.clear();
-  plan.group_end.clear();
   plan.owners = RankSet(static_cast<int>(ranks));
-  plan.crosses.assign(routing.num_tokens, 0);
-  plan.ref_begin.assign(routing.num_tokens + 1, 0);
-
-  // group_rows doubles as the sort's scratch; afterwards it is filled with the row counts.
-  if (by_expert) {
-    sort_entries(
-        routing, at(experts.num_experts()),
-        [&](std::int32_t e) { return at(experts.position[at(e)]); }, plan);
-    for (std::size_t r = 1; r <= ranks; ++r) {
-      const std::int32_t last = experts.first[r];
-      plan.off[r] = last == 0 ? 0 : plan.group_rows[at(last) - 1];
-    }
-  } else {
-    sort_entries(
-        routing, ranks, [&](std::int32_t e) { return at(experts.rank[at(e)]); }, plan);
-    for (std::size_t r = 1; r <= ranks; ++r) plan.off[r] = plan.group_rows[r - 1];
-  }
-  plan.group_rows.assign(by_expert ? at(experts.num_experts()) : ranks, 0);
-  ranks <= 64 ? add_refs<FewRanks>(routing, experts, shape, self, plan)
-              : add_refs<RankSet>(routing, experts, shape, self, plan);
+  plan.crosses.resize(routing.num_tokens);
+  plan.ref_begin.resize(std::size_t{routing.num_tokens} + 1);
+  plan.ref_begin[0] = 0;
+  ranks <= 64 ? plan_with<FewRanks>(routing, experts, shape, self, plan)
+              : plan_with<RankSet>(routing, experts, shape, self, plan);
 }
 
 }  // namespace ubep

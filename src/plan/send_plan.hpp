@@ -37,6 +37,7 @@ struct SendPlan {
   std::vector<std::uint32_t> group_rows;  // rows per group: [R], or [E] by expert position
   std::vector<std::uint8_t> crosses;      // [T] the token has a row on another rank
   RankSet owners;                         // ranks that get rows
+  std::vector<std::uint32_t> first;       // scratch of make_send_plan()
 
   std::span<const Entry> to(int rank) const {
     const auto r = static_cast<std::size_t>(rank);

@@ -162,8 +162,8 @@ TEST_P(RowKernelsTest, EverySixteenBitValueComesBack) {
 // 1.0 times a weight: the weight itself is rounded.
 void check_rounding(DType dtype, float value) {
   const Bits want = round_to(dtype, test::add(0.0F, value));
-  // A whole vector of any instruction set, and a tail.
-  constexpr std::size_t kHidden = 17;
+  // Eight vectors of any instruction set, which are summed at once, one more, and a tail.
+  constexpr std::size_t kHidden = 8 * 16 + 17;
   static std::vector<std::byte> ones;
   ones.resize(kHidden * 2);
   for (std::size_t i = 0; i < kHidden; ++i) {
@@ -172,7 +172,7 @@ void check_rounding(DType dtype, float value) {
   const std::byte* row = ones.data();
   std::byte out[kHidden * 2];
   sum_rows({.rows = {&row, 1}, .weights = &value, .hidden = kHidden, .dtype = dtype}, out);
-  for (const std::size_t i : {std::size_t{0}, kHidden - 1}) {
+  for (const std::size_t i : {std::size_t{0}, std::size_t{1}, std::size_t{8 * 16}, kHidden - 1}) {
     const Bits got = test::load_bits(dtype, out + i * 2);
     ASSERT_TRUE(test::same_element(dtype, got, want))
         << name(dtype) << " of " << value << ": got " << test::describe(dtype, got) << ", want "
