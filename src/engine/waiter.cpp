@@ -48,8 +48,8 @@ Waiter::Advice Waiter::idle() {
 }
 
 // Among ranks that wait for one another a yield is the fastest way. Beside others it is the
-// slowest: who yields goes behind all that compute, for a whole time slice of theirs, and
-// Linux 6.18 counts the rest of its own slice as used. Who sleeps comes back when it wakes.
+// slowest: who yields goes behind all that compute, for a whole time slice of theirs, and was seen
+// to get less of the CPU than is its due (Linux 6.18). Who sleeps comes back when it wakes.
 void Waiter::give_way() {
   if (crowd_.naps > 0) {
     --crowd_.naps;
