@@ -59,6 +59,8 @@ set(UBEP_HAVE_BENCH OFF)
 if(UBEP_BUILD_BENCH)
   ubep_find(benchmark "micro benchmarks")
   set(UBEP_HAVE_BENCH ${benchmark_FOUND})
+  find_package(OpenMP QUIET COMPONENTS CXX)
+  ubep_note(OpenMP OpenMP_CXX_FOUND "${OpenMP_CXX_VERSION}" "neighbour benchmark")
 endif()
 
 if(UBEP_TIDY)

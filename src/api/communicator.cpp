@@ -94,6 +94,7 @@ struct Communicator::Impl {
   MemoryPlan memory;
   int rank = 0;
   bool spin = false;
+  Crowd crowd;
   bool closed = false;
   int generation = fork_generation();
   int idle_steps = 0;
@@ -109,7 +110,8 @@ struct Communicator::Impl {
   }
 
   void check_ours(const HandleState& h) const {
-    if (h.engine.lock() != engine) {
+    // Compares without counting references: all lanes may poll at once.
+    if (h.engine.owner_before(engine) || engine.owner_before(h.engine)) {
       throw Error(ErrorCode::misuse, "the handle has no dispatch of this communicator");
     }
   }
@@ -170,7 +172,7 @@ struct Communicator::Impl {
   // Repeats `attempt` (which never waits) until it says something else than not_ready.
   template <class Attempt>
   Status insist(Attempt attempt, Clock::time_point until) {
-    Waiter waiter(spin, until);
+    Waiter waiter(spin, until, crowd);
     for (;;) {
       Status status = attempt();
       if (status.code != Code::not_ready) return status;

@@ -9,11 +9,20 @@
 namespace ubep {
 namespace {
 
-constexpr int kSpins = 2000;  // some 50 us
 constexpr int kCallsPerClock = 16;
 constexpr auto kLookAfter = std::chrono::milliseconds(1);
 constexpr auto kSleepAfter = std::chrono::milliseconds(10);
 constexpr long kSleepNs = 100'000;
+
+// A yield that took longer went to somebody who computes; ranks give the CPU back sooner.
+constexpr auto kLongYield = std::chrono::microseconds(200);
+constexpr int kNaps = 256;
+constexpr long kNapNs = 50'000;
+
+void nap(long ns) {
+  const timespec pause{0, ns};
+  nanosleep(&pause, nullptr);
+}
 
 }  // namespace
 
@@ -23,22 +32,32 @@ Waiter::Advice Waiter::idle() {
     cpu_relax();
     return Advice::again;
   }
-  const int yields = idle_calls_ - (spin_ ? kSpins : 1);
-  sched_yield();
-  if (yields % kCallsPerClock != 0) return Advice::again;
+  const int calls = idle_calls_ - (spin_ ? kSpins : 1);
+  give_way();
+  if (calls % kCallsPerClock != 0) return Advice::again;
   const auto now = Clock::now();
-  if (yields == 0) {
+  if (calls == 0) {
     idle_since_ = now;
     next_look_ = now + kLookAfter;
   }
   if (now >= deadline_) return Advice::expired;
-  if (now - idle_since_ > kSleepAfter) {
-    const timespec pause{0, kSleepNs};
-    nanosleep(&pause, nullptr);
-  }
+  if (now - idle_since_ > kSleepAfter) nap(kSleepNs);
   if (now < next_look_) return Advice::again;
   next_look_ = now + kLookAfter;
   return Advice::look_for_losses;
+}
+
+// Among ranks that wait for one another a yield is the fastest way. Beside others it is the
+// slowest: who yields goes behind all that compute, for a whole time slice of theirs, and was seen
+// to get less of the CPU than is its due (Linux 6.18). Who sleeps comes back when it wakes.
+void Waiter::give_way() {
+  if (crowd_.naps > 0) {
+    --crowd_.naps;
+    return nap(kNapNs);
+  }
+  const auto before = Clock::now();
+  sched_yield();
+  if (Clock::now() - before > kLongYield) crowd_.naps = kNaps;
 }
 
 bool may_spin(int ranks) {

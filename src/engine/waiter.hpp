@@ -1,18 +1,25 @@
-// How a caller waits while there is nothing to do: spin, then yield, then short sleeps. Never
-// blocks on a peer, so a death or a deadline is always noticed.
+// How a caller waits while there is nothing to do: spin, then give the CPU up, then short sleeps.
+// Never blocks on a peer, so a death or a deadline is always noticed.
 #pragma once
 
 #include <chrono>
 
 namespace ubep {
 
+// What one caller's waits remember of the others on its CPUs.
+struct Crowd {
+  int naps = 0;  // that are taken before the next yield
+};
+
 class Waiter {
  public:
   using Clock = std::chrono::steady_clock;
+  static constexpr int kSpins = 2000;  // calls of idle(), some 50 us, before the CPU is given up
 
   // `spin`: at least as many CPUs as ranks. Otherwise whoever is awaited may need this very CPU,
   // and the first thing to do is to give it up.
-  Waiter(bool spin, Clock::time_point deadline) : spin_(spin), deadline_(deadline) {}
+  Waiter(bool spin, Clock::time_point deadline, Crowd& crowd)
+      : spin_(spin), deadline_(deadline), crowd_(crowd) {}
 
   void busy() { idle_calls_ = 0; }
 
@@ -21,8 +28,11 @@ class Waiter {
   Advice idle();
 
  private:
+  void give_way();
+
   bool spin_;
   Clock::time_point deadline_;
+  Crowd& crowd_;
   int idle_calls_ = 0;
   Clock::time_point idle_since_;
   Clock::time_point next_look_;

@@ -12,6 +12,18 @@ struct Choice {
   float weight;
 };
 
+// Choices of one rank keep their order. By insertion: std::stable_sort would allocate.
+void sort_by_rank(std::span<Choice> choices) {
+  for (std::size_t i = 1; i < choices.size(); ++i) {
+    const Choice choice = choices[i];
+    std::size_t place = i;
+    for (; place > 0 && choices[place - 1].ref.rank > choice.ref.rank; --place) {
+      choices[place] = choices[place - 1];
+    }
+    choices[place] = choice;
+  }
+}
+
 // Writes the refs of one token after those of the token before it.
 class RefWriter {
  public:
@@ -33,10 +45,7 @@ class RefWriter {
   void add_row(const RowRef& ref) { plan_.refs[count_++] = ref; }
   // k order, or (rank, k) order with the ends of the partial sums marked.
   void add_choices(std::span<Choice> choices) {
-    if (per_rank_) {
-      std::stable_sort(choices.begin(), choices.end(),
-                       [](const Choice& a, const Choice& b) { return a.ref.rank < b.ref.rank; });
-    }
+    if (per_rank_) sort_by_rank(choices);
     for (std::size_t i = 0; i < choices.size(); ++i, ++count_) {
       plan_.refs[count_] = choices[i].ref;
       plan_.ref_weights[count_] = choices[i].weight;

@@ -1,8 +1,11 @@
 #include "engine/waiter.hpp"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 
+#include <atomic>
 #include <chrono>
+#include <thread>
 
 namespace ubep {
 namespace {
@@ -28,13 +31,16 @@ Wait wait_until_expired(Waiter& waiter) {
   return wait;
 }
 
-class WaiterTest : public testing::TestWithParam<bool> {};
+class WaiterTest : public testing::TestWithParam<bool> {
+ protected:
+  Crowd crowd_;
+};
 
 INSTANTIATE_TEST_SUITE_P(Spin, WaiterTest, testing::Bool());
 
 // The bound is wide: this may share its CPU with a build.
 TEST_P(WaiterTest, ExpiresAtTheDeadlineAndNotLongAfter) {
-  Waiter waiter(GetParam(), Clock::now() + 40ms);
+  Waiter waiter(GetParam(), Clock::now() + 40ms, crowd_);
   const Wait wait = wait_until_expired(waiter);
   EXPECT_GE(wait.took, 39ms);
   EXPECT_LT(wait.took, 1s);
@@ -43,7 +49,7 @@ TEST_P(WaiterTest, ExpiresAtTheDeadlineAndNotLongAfter) {
 TEST_P(WaiterTest, AdvisesToLookForLossesAtMostOnceAMillisecond) {
   constexpr int kLooks = 5;
   const auto begin = Clock::now();
-  Waiter waiter(GetParam(), begin + 20s);
+  Waiter waiter(GetParam(), begin + 20s, crowd_);
   for (int looks = 0; looks < kLooks;) {
     const Waiter::Advice advice = waiter.idle();
     ASSERT_NE(advice, Waiter::Advice::expired) << looks << " looks";
@@ -54,7 +60,7 @@ TEST_P(WaiterTest, AdvisesToLookForLossesAtMostOnceAMillisecond) {
 
 // After 10 ms it sleeps: a wait must not cost a whole CPU for ever.
 TEST_P(WaiterTest, SleepsInLongWaits) {
-  Waiter waiter(GetParam(), Clock::now() + 100ms);
+  Waiter waiter(GetParam(), Clock::now() + 100ms, crowd_);
   timespec before{};
   timespec after{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &before);
@@ -66,13 +72,13 @@ TEST_P(WaiterTest, SleepsInLongWaits) {
 }
 
 TEST_P(WaiterTest, APassedDeadlineIsNoticedSoon) {
-  Waiter waiter(GetParam(), Clock::now() - 1s);
+  Waiter waiter(GetParam(), Clock::now() - 1s, crowd_);
   EXPECT_LT(wait_until_expired(waiter).calls, 5000);
 }
 
 // Work between two idle calls: the patience starts anew, the deadline does not.
 TEST_P(WaiterTest, BusyStartsThePatienceAnew) {
-  Waiter waiter(GetParam(), Clock::now() + 50ms);
+  Waiter waiter(GetParam(), Clock::now() + 50ms, crowd_);
   int looks = 0;
   const auto begin = Clock::now();
   while (Clock::now() - begin < 20ms) {
@@ -83,6 +89,33 @@ TEST_P(WaiterTest, BusyStartsThePatienceAnew) {
   }
   EXPECT_EQ(looks, 0);
   EXPECT_LT(wait_until_expired(waiter).took, 1s);
+}
+
+// On one CPU with a thread that computes: after a yield that went to it, waits nap, and a new wait
+// goes on with that.
+TEST_P(WaiterTest, NapsBesideWhoeverKeepsTheCpu) {
+  std::atomic<bool> stop{false};
+  std::thread([&] {  // which may be pinned as this test's own thread must not be
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(static_cast<std::size_t>(sched_getcpu()), &one);
+    ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+    std::thread busy([&] {  // inherits the CPU
+      while (!stop.load()) {
+      }
+    });
+    const auto begin = Clock::now();
+    Waiter waiter(GetParam(), begin + 30s, crowd_);
+    while (crowd_.naps == 0 && Clock::now() - begin < 20s) (void)waiter.idle();
+    EXPECT_GT(crowd_.naps, 0);
+    const int naps = crowd_.naps;
+    Waiter next(GetParam(), begin + 30s, crowd_);
+    for (int call = 1; call <= (GetParam() ? Waiter::kSpins : 1); ++call) (void)next.idle();
+    EXPECT_EQ(crowd_.naps, naps - 1);
+    stop.store(true);
+    busy.join();
+  })
+      .join();
 }
 
 TEST(MaySpinTest, OnlyWhenAllRanksHaveACpu) {
