@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -81,6 +82,7 @@ class Harness {
       tools::make_activations({group_.rank(), static_cast<int>(set)}, 0,
                               masters_.back()->view(tokens_));
     }
+    for (auto& sums : references_) sums.resize(plan.routing.size());
     for (NamedWay& way : make_ways(group_, plan.shape, plan.fixed_choices)) {
       if (wanted(way.info.name)) ways_.push_back(std::move(way));
     }
@@ -149,36 +151,50 @@ class Harness {
   }
 
   // Tokens whose sum is not what the layout's order of additions gives.
-  int mismatches(const WayInfo& info, std::size_t set) const {
-    const auto topk = static_cast<std::size_t>(plan_.shape.topk);
-    std::vector<float> expected(static_cast<std::size_t>(plan_.shape.hidden));
+  int mismatches(const WayInfo& info, std::size_t set) {
+    const Matrix& expected = reference(is_by_expert(info.layout), set);
     int wrong = 0;
+    for (std::size_t t = 0; t < static_cast<std::size_t>(tokens_); ++t) {
+      const bool same = std::memcmp(expected.row(t), out_.row(t), plan_.shape.row_bytes()) == 0;
+      if (!same && !is_near(expected.row(t), out_.row(t), info.tolerance)) ++wrong;
+    }
+    return wrong;
+  }
+
+  // One element at a time, by other code than any way's; made once.
+  const Matrix& reference(bool by_expert, std::size_t set) {
+    std::unique_ptr<Matrix>& rows = references_[by_expert ? 1 : 0][set];
+    if (rows != nullptr) return *rows;
+    rows = std::make_unique<Matrix>(static_cast<std::size_t>(tokens_), plan_.shape.row_bytes());
+    const auto topk = static_cast<std::size_t>(plan_.shape.topk);
+    std::vector<float> sums(static_cast<std::size_t>(plan_.shape.hidden));
     for (std::int64_t t = 0; t < tokens_; ++t) {
       const auto first = static_cast<std::size_t>(t) * topk;
       tools::expected_token(
           {.topk_idx = std::span(routing(set).topk_idx).subspan(first, topk),
            .topk_weights = std::span(routing(set).topk_weights).subspan(first, topk),
            .expert_rank = plan_.shape.expert_rank,
-           .layout = info.layout,
+           .layout = by_expert ? Layout::expert_major : Layout::rank_major,
            .ranks = plan_.shape.ranks()},
-          masters_[set]->view(tokens_), t, expected);
-      std::vector<std::byte> row(plan_.shape.row_bytes());
-      for (std::size_t i = 0; i < expected.size(); ++i) {
-        tools::store_element(row.data(), static_cast<std::int64_t>(i), DType::bf16, expected[i]);
+          masters_[set]->view(tokens_), t, sums);
+      std::byte* row = rows->row(static_cast<std::size_t>(t));
+      for (std::size_t i = 0; i < sums.size(); ++i) {
+        tools::store_element(row, static_cast<std::int64_t>(i), DType::bf16, sums[i]);
       }
-      const std::byte* sum = out_.row(static_cast<std::size_t>(t));
-      const bool same = std::memcmp(row.data(), sum, row.size()) == 0;
-      if (!same && !is_near(expected, sum, info.tolerance)) ++wrong;
     }
-    return wrong;
+    return *rows;
   }
 
-  static bool is_near(std::span<const float> expected, const std::byte* row, double tolerance) {
+  bool is_near(const std::byte* expected, const std::byte* row, double tolerance) const {
+    const auto value = [](const std::byte* from, std::int64_t i) {
+      return double{tools::load_element(from, i, DType::bf16)};
+    };
     double largest = 0;
-    for (float value : expected) largest = std::max(largest, std::abs(double{value}));
-    for (std::size_t i = 0; i < expected.size(); ++i) {
-      const float value = tools::load_element(row, static_cast<std::int64_t>(i), DType::bf16);
-      const double error = std::abs(double{value} - double{expected[i]});
+    for (std::int64_t i = 0; i < plan_.shape.hidden; ++i) {
+      largest = std::max(largest, std::abs(value(expected, i)));
+    }
+    for (std::int64_t i = 0; i < plan_.shape.hidden; ++i) {
+      const double error = std::abs(value(row, i) - value(expected, i));
       if (!(tolerance > 0 && error <= tolerance * largest)) return false;  // also of a NaN
     }
     return true;
@@ -357,7 +373,8 @@ class Harness {
   std::uint64_t probes_ = 0;
   int tokens_;
   Matrix out_;
-  std::vector<std::unique_ptr<Matrix>> masters_;  // [sets] activations
+  std::vector<std::unique_ptr<Matrix>> masters_;                    // [sets] activations
+  std::array<std::vector<std::unique_ptr<Matrix>>, 2> references_;  // [by expert][sets] sums
   std::vector<NamedWay> ways_;
   std::vector<std::vector<Block>> blocks_;  // [ways][rounds], of rank 0
   std::vector<Round> rounds_;

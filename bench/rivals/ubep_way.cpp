@@ -14,7 +14,6 @@ std::shared_ptr<Communicator> make_communicator(const Group& group, const Shape&
   options.max_hidden = shape.hidden;
   options.max_topk = shape.topk;
   options.store = store;
-  if (getenv("SLOTS")) options.slots = atoi(getenv("SLOTS"));
   return std::make_shared<Communicator>(Communicator::create(group.bootstrap(), options));
 }
 

@@ -1,5 +1,5 @@
-// The engine over any fabric. The bodies: dispatch_impl.hpp, push_impl.hpp, place_impl.hpp and
-// combine_impl.hpp.
+// The engine over any fabric. The bodies: agree_impl.hpp, dispatch_impl.hpp, push_impl.hpp,
+// place_impl.hpp and combine_impl.hpp.
 //
 // To add a fabric: satisfy fabric/concept.hpp and instantiate EngineImpl in one .cpp.
 #pragma once
@@ -75,14 +75,16 @@ class EngineImpl final : public Engine {
   void abandon_fetches(const Op& op, int q);
   void finish(Op& op);
   Status status_of(const Op& op, Code code) const;
-  Status describe_wait(const HandleState& handle) const;
   Status not_ready(OpKind kind, const char* what) const;
+
+  // agree_impl.hpp
   bool announced(Op& op, int q, std::uint64_t word_offset, std::uint64_t value);
   void give_up_on(Op& op, int q);
   void report_loss(Op& op, int q);
   bool agree_on_op(Op& op, int q);
   OpLine next_line(const HandleState& h, OpKind kind);
   void publish_op_line(const OpLine& line);
+  Status describe_wait(const HandleState& handle) const;
 
   // dispatch_impl.hpp
   Status next_slot(bool uses_input, std::uint64_t& epoch) const;
@@ -400,178 +402,6 @@ Status EngineImpl<F>::not_ready(OpKind kind, const char* what) const {
   return status;
 }
 
-// Takes the next sequence number.
-template <Fabric F>
-OpLine EngineImpl<F>::next_line(const HandleState& h, OpKind kind) {
-  OpLine line;
-  line.seq = ++seq_;
-  line.epoch = h.epoch;
-  line.origin = h.routed->origin;
-  line.hidden = static_cast<std::uint32_t>(h.hidden);
-  line.tokens = h.routed->send.num_tokens;
-  line.kind = kind;
-  line.dtype = h.dtype;
-  line.layout = h.routed->options.layout;
-  line.reduction = h.routed->options.reduction;
-  line.topk = static_cast<std::uint8_t>(h.routed->shape.topk);
-  const DispatchOptions& options = h.routed->options;
-  line.topk1 = options.topk1 ? 1 : 0;
-  line.path = options.path;
-  line.contiguous = options.contiguous ? 1 : 0;
-  line.alignment = static_cast<std::uint16_t>(options.expert_alignment);
-  line.capacity = static_cast<std::uint32_t>(options.expert_capacity);
-  return line;
-}
-
-template <Fabric F>
-void EngineImpl<F>::publish_op_line(const OpLine& line) {
-  const Range range{own().op(line.seq), sizeof(OpLine)};
-  std::byte* place = fabric_.claim(range);
-  constexpr std::size_t kSeq = sizeof(line.seq);
-  std::memcpy(place + kSeq, reinterpret_cast<const std::byte*>(&line) + kSeq, sizeof(line) - kSeq);
-  fabric_.commit(range, Store::near);
-  // publishes: the rest of the op line, to agree_on_op() of every peer; without the order a peer
-  // would compare with the line of 4N operations ago.
-  fabric_.store_flag(range.offset, line.seq);
-}
-
-// Waits (across calls) for op line `seq` of rank q and compares it. True once q agrees.
-template <Fabric F>
-bool EngineImpl<F>::agree_on_op(Op& op, int q) {
-  const std::uint64_t offset = layout(q).op(op.line.seq);
-  if (!announced(op, q, offset, op.line.seq)) return false;
-  const std::byte* line = fabric_.acquire(q, {offset, sizeof(OpLine)});
-  if (line == nullptr) return false;
-  OpLine& theirs = op.theirs[static_cast<std::size_t>(q)];
-  std::memcpy(&theirs, line, sizeof(theirs));
-  fabric_.release(q, {offset, sizeof(OpLine)});
-  const auto most = static_cast<std::uint32_t>(config_.max_tokens);
-  if (theirs.tokens <= most && same_but_tokens(op.line, theirs)) return true;
-
-  Status status = status_of(op, Code::mismatch);
-  status.peer = static_cast<std::int16_t>(q);
-  status.word = Word::op;
-  OpDifference found = find_corruption(theirs, config_);
-  if (found.field != nullptr) {
-    status.code = Code::corrupt;
-  } else {
-    found = compare(op.line, theirs);
-  }
-  if (found.field == nullptr) return true;
-  status.what = found.field;
-  status.expected = found.mine;
-  status.seen = found.theirs;
-  fail(status);
-  return false;
-}
-
-// Whether a word of rank q has reached `value`. When q is lost and it has not, q is given up: the
-// look comes after the verdict, because both belong to the control part.
-template <Fabric F>
-bool EngineImpl<F>::announced(Op& op, int q, std::uint64_t word_offset, std::uint64_t value) {
-  // acquires: what q stored before the word (op line, record and rows, or outputs and bases).
-  const std::uint64_t seen = fabric_.load_flag(q, word_offset);
-  if (seen < value && lost_.contains(q)) give_up_on(op, q);
-  if (seen <= value) return seen == value;
-  Status status = status_of(op, Code::corrupt);
-  const bool released = op.line.kind == OpKind::combine && value == 2 * op.line.epoch &&
-                        word_offset == layout(q).out(op.handle->slot) && seen == value + 1;
-  if (released) status.code = Code::mismatch;
-  status.peer = static_cast<std::int16_t>(q);
-  status.word = released ? Word::out : Word::none;
-  status.what = released ? "out (2 x epoch, + 1 = released without combine)" : "a word of";
-  status.expected = value;
-  status.seen = seen;
-  fail(status);
-  return false;
-}
-
-template <Fabric F>
-void EngineImpl<F>::give_up_on(Op& op, int q) {
-  op.waiting.erase(q);
-  op.absent.insert(q);
-  abandon_fetches(op, q);
-  report_loss(op, q);
-}
-
-template <Fabric F>
-void EngineImpl<F>::report_loss(Op& op, int q) {
-  if (reported_.contains(q)) return;
-  reported_.insert(q);
-  if (op.status.ok()) {
-    op.status = status_of(op, Code::peer_lost);
-    op.status.peer = static_cast<std::int16_t>(q);
-    op.status.what = how_lost_[static_cast<std::size_t>(q)];
-  }
-  op.status.missing |= low_bit(q);
-}
-
-template <Fabric F>
-void EngineImpl<F>::look_for_losses() {
-  // claims: the control part, which owns `lost_`; another lane in it will look next time.
-  if (!control_.try_claim(1, 0)) return;
-  for (int p = 0; p < config_.size; ++p) {
-    if (p == rank_ || lost_.contains(p)) continue;
-    const PeerState state = fabric_.peer_state(p);
-    if (state == PeerState::live || state == PeerState::joining) continue;
-    lost_.insert(p);
-    how_lost_[static_cast<std::size_t>(p)] = state == PeerState::left     ? "left"
-                                             : state == PeerState::failed ? "failed"
-                                                                          : "dead";
-  }
-  control_.store_release(1);  // publishes: `lost_`, to the next lane in control
-}
-
-template <Fabric F>
-Status EngineImpl<F>::waits_for(const HandleState& handle) const {
-  // claims: the control part, for the list of operations. Lanes leave it after a short while, but
-  // may take it again at once.
-  int tries = 0;
-  while (!control_.try_claim(1, 0)) {
-    if (++tries == kClaimTries) return not_ready(handle.kind, "another lane is at work");
-    cpu_relax();
-  }
-  Status status = describe_wait(handle);
-  control_.store_release(1);  // publishes: nothing; gives control back
-  return status;
-}
-
-template <Fabric F>
-Status EngineImpl<F>::describe_wait(const HandleState& handle) const {
-  const Op* op = find(handle);
-  if (op == nullptr) return not_ready(handle.kind, "the operation is not pending");
-  Status status = status_of(*op, Code::not_ready);
-  status.missing = op->waiting.low();
-  if (op->waiting.empty() && !(op->unplaced.empty() && op->coming.empty())) {
-    const bool bases = !op->unplaced.empty();
-    const RankSet& missing = bases ? op->unplaced : op->coming;
-    const int q = missing.first();
-    status.missing = missing.low();
-    status.peer = static_cast<std::int16_t>(q);
-    status.word = bases ? Word::base : Word::sent;
-    status.expected = op->line.epoch;
-    const SegmentLayout& l = layout(q);
-    // acquires: nothing; only the value is shown.
-    status.seen = fabric_.load_flag(q, bases ? l.base(handle.slot) : l.sent(handle.slot, rank_));
-    return status;
-  }
-  if (op->waiting.empty()) {
-    status.what = "own work is not done: step() it";
-    return status;
-  }
-  const int q = op->waiting.first();
-  const bool dispatching = op->line.kind == OpKind::dispatch;
-  const bool started = op->stage[static_cast<std::size_t>(q)] != Op::kOpLine;
-  status.peer = static_cast<std::int16_t>(q);
-  status.word = !started ? Word::op : dispatching ? Word::pub : Word::out;
-  status.expected = !started ? op->line.seq : dispatching ? op->line.epoch : 2 * op->line.epoch;
-  const std::uint64_t offset = !started      ? layout(q).op(op->line.seq)
-                               : dispatching ? layout(q).pub(handle.slot)
-                                             : layout(q).out(handle.slot);
-  status.seen = fabric_.load_flag(q, offset);  // acquires: nothing; only the value is shown
-  return status;
-}
-
 template <Fabric F>
 void EngineImpl<F>::release(HandleState& handle) {
   if (!handle.leased || closed_) return;
@@ -619,6 +449,7 @@ void EngineImpl<F>::close() {
 
 }  // namespace ubep
 
+#include "engine/agree_impl.hpp"     // IWYU pragma: export
 #include "engine/combine_impl.hpp"   // IWYU pragma: export
 #include "engine/dispatch_impl.hpp"  // IWYU pragma: export
 #include "engine/place_impl.hpp"     // IWYU pragma: export

@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <ctime>
 
 #include "memory/word.hpp"
@@ -16,7 +17,7 @@ constexpr long kSleepNs = 100'000;
 
 // A yield that took longer went to somebody who computes; ranks give the CPU back sooner.
 constexpr auto kLongYield = std::chrono::microseconds(200);
-constexpr int kNaps = 256;
+constexpr int kMostNaps = 256;
 constexpr long kNapNs = 50'000;
 
 void nap(long ns) {
@@ -57,7 +58,12 @@ void Waiter::give_way() {
   }
   const auto before = Clock::now();
   sched_yield();
-  if (Clock::now() - before > kLongYield) crowd_.naps = kNaps;
+  if (Clock::now() - before <= kLongYield) {
+    crowd_.next_naps = std::max(crowd_.next_naps - 1, Crowd::kFewNaps);
+    return;
+  }
+  crowd_.naps = crowd_.next_naps;
+  crowd_.next_naps = std::min(2 * crowd_.next_naps, kMostNaps);
 }
 
 bool may_spin(int ranks) {

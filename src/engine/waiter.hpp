@@ -8,13 +8,15 @@ namespace ubep {
 
 // What one caller's waits remember of the others on its CPUs.
 struct Crowd {
-  int naps = 0;  // that are taken before the next yield
+  static constexpr int kFewNaps = 4;
+  int naps = 0;              // that are taken before the next yield
+  int next_naps = kFewNaps;  // after it, if it is long again
 };
 
 class Waiter {
  public:
   using Clock = std::chrono::steady_clock;
-  static constexpr int kSpins = 2000;  // calls of idle(), some 50 us, before the CPU is given up
+  static constexpr int kSpins = 500;  // calls of idle(), some tens of us, before the CPU is given up
 
   // `spin`: at least as many CPUs as ranks. Otherwise whoever is awaited may need this very CPU,
   // and the first thing to do is to give it up.
