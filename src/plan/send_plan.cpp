@@ -7,23 +7,6 @@ namespace {
 
 std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 
-struct Choice {
-  RowRef ref;
-  float weight;
-};
-
-// Choices of one rank keep their order. By insertion: std::stable_sort would allocate.
-void sort_by_rank(std::span<Choice> choices) {
-  for (std::size_t i = 1; i < choices.size(); ++i) {
-    const Choice choice = choices[i];
-    std::size_t place = i;
-    for (; place > 0 && choices[place - 1].ref.rank > choice.ref.rank; --place) {
-      choices[place] = choices[place - 1];
-    }
-    choices[place] = choice;
-  }
-}
-
 // Writes the refs of one token after those of the token before it.
 class RefWriter {
  public:
@@ -32,6 +15,8 @@ class RefWriter {
     plan.refs.resize(most);
     plan.ref_weights.resize(shape.row_per_choice() ? most : 0);
     plan.group_end.resize(per_rank_ ? most : 0);
+    refs_ = plan.refs.data();
+    weights_ = plan.ref_weights.data();
   }
   ~RefWriter() {
     plan_.refs.resize(count_);
@@ -42,22 +27,43 @@ class RefWriter {
   RefWriter& operator=(const RefWriter&) = delete;
 
   std::uint32_t count() const { return static_cast<std::uint32_t>(count_); }
-  void add_row(const RowRef& ref) { plan_.refs[count_++] = ref; }
-  // k order, or (rank, k) order with the ends of the partial sums marked.
-  void add_choices(std::span<Choice> choices) {
-    if (per_rank_) sort_by_rank(choices);
-    for (std::size_t i = 0; i < choices.size(); ++i, ++count_) {
-      plan_.refs[count_] = choices[i].ref;
-      plan_.ref_weights[count_] = choices[i].weight;
-      if (!per_rank_) continue;
-      const bool last = i + 1 == choices.size() || choices[i + 1].ref.rank != choices[i].ref.rank;
-      plan_.group_end[count_] = last ? 1 : 0;
+  void add_row(const RowRef& ref) { refs_[count_++] = ref; }
+  void begin_token() { first_ = count_; }
+  void add_choice(const RowRef& ref, float weight) {
+    refs_[count_] = ref;
+    weights_[count_++] = weight;
+  }
+  // k order stays, or becomes (rank, k) order with the ends of the partial sums marked.
+  void end_token() {
+    if (!per_rank_) return;
+    sort_by_rank();
+    for (std::size_t i = first_; i < count_; ++i) {
+      const bool last = i + 1 == count_ || refs_[i + 1].rank != refs_[i].rank;
+      plan_.group_end[i] = last ? 1 : 0;
     }
   }
 
  private:
+  // Choices of one rank keep their order. By insertion: std::stable_sort would allocate.
+  void sort_by_rank() {
+    for (std::size_t i = first_ + 1; i < count_; ++i) {
+      const RowRef ref = refs_[i];
+      const float weight = weights_[i];
+      std::size_t place = i;
+      for (; place > first_ && refs_[place - 1].rank > ref.rank; --place) {
+        refs_[place] = refs_[place - 1];
+        weights_[place] = weights_[place - 1];
+      }
+      refs_[place] = ref;
+      weights_[place] = weight;
+    }
+  }
+
   bool per_rank_;
   SendPlan& plan_;
+  RowRef* refs_;
+  float* weights_;
+  std::size_t first_ = 0;  // of the token
   std::size_t count_ = 0;
 };
 
@@ -102,12 +108,12 @@ Set plan_choices(const RoutingView& routing, const ExpertMap& experts, const Pla
   plan.entries.resize(total);
   std::fill(plan.group_rows.begin(), plan.group_rows.end(), 0U);
   RefWriter refs(shape, routing.topk_idx.size(), plan);
+  Entry* const entries = plan.entries.data();
   Set owners(ranks);
-  Choice choices[kMaxTopk];
   std::size_t i = 0;
   for (std::uint32_t t = 0; t < routing.num_tokens; ++t) {
     Set token_ranks(ranks);
-    std::size_t count = 0;
+    refs.begin_token();
     for (int k = 0; k < shape.topk; ++k, ++i) {
       const std::int32_t e = routing.topk_idx[i];
       if (e < 0) continue;
@@ -116,13 +122,13 @@ Set plan_choices(const RoutingView& routing, const ExpertMap& experts, const Pla
       const std::uint32_t row = rows[group]++;
       const float weight = routing.topk_weights[i];
       token_ranks.insert(rank);
-      plan.entries[first[group] + row] = {t, static_cast<std::uint16_t>(e),
-                                          static_cast<std::uint16_t>(k), weight};
-      choices[count++] = {{row, static_cast<std::uint16_t>(rank),
-                           static_cast<std::uint16_t>(by_expert ? experts.local[at(e)] : 0)},
-                          weight};
+      entries[first[group] + row] = {t, static_cast<std::uint16_t>(e),
+                                     static_cast<std::uint16_t>(k), weight};
+      refs.add_choice({row, static_cast<std::uint16_t>(rank),
+                       static_cast<std::uint16_t>(by_expert ? experts.local[at(e)] : 0)},
+                      weight);
     }
-    refs.add_choices({choices, count});
+    refs.end_token();
     note_ranks(token_ranks, self, t, plan, owners);
     plan.ref_begin[t + 1] = refs.count();
   }
