@@ -108,7 +108,8 @@ class Harness {
     for (std::size_t w = 0; w < ways_.size(); ++w) check(w);
     meet();
     if (group_.rank() == 0) write_result();
-    meet();
+    if (group_.rank() == 0) complain();
+    (void)stage_.barrier(group_.rank());
   }
 
  private:
@@ -327,6 +328,20 @@ class Harness {
     return json;
   }
 
+  double wrong(std::size_t w) {
+    double rows = 0;
+    for (int r = 0; r < group_.size(); ++r) rows += stage_.numbers(r)[kMismatches + w];
+    return rows;
+  }
+
+  void complain() {
+    for (std::size_t w = 0; w < ways_.size(); ++w) {
+      if (wrong(w) == 0) continue;
+      stage_.fail(tools::kCheckFailed,
+                  fmt::format("{}: {} rows differ from the reference", ways_[w].info.name, wrong(w)));
+    }
+  }
+
   void write_result() {
     nlohmann::ordered_json result;
     const tools::Machine machine = tools::read_machine();
@@ -348,9 +363,7 @@ class Harness {
                                  {"layout", ubep::name(info.layout)},
                                  {"text", info.text}};
       if (info.tolerance > 0) way["tolerance"] = info.tolerance;
-      double wrong = 0;
-      for (int r = 0; r < group_.size(); ++r) wrong += stage_.numbers(r)[kMismatches + w];
-      way["mismatches"] = static_cast<int>(wrong);
+      way["mismatches"] = static_cast<int>(wrong(w));
       way["iterations"] = static_cast<int>(numbers_[kIterations + w]);
       for (const Block& block : blocks_[w]) {
         way["us"].push_back({{"dispatch", block.dispatch},
@@ -393,7 +406,7 @@ int run_rank(const Bootstrap& bootstrap, const Plan& plan, tools::Stage& stage, 
     start_packages(group);
     Harness(group, plan).run();
     stop_packages();
-    return tools::kOk;
+    return stage.exit_code();
   } catch (const tools::Failed& failed) {
     stage.fail(failed.status);
   } catch (const std::exception& error) {
