@@ -1,6 +1,7 @@
 """The faults that scripts/mutate plants: (name, file, text, text instead, arguments of ubep_fuzz)."""
 
 ENGINE = "src/engine/engine_impl.hpp"
+AGREE = "src/engine/agree_impl.hpp"
 DISPATCH = "src/engine/dispatch_impl.hpp"
 PLACE = "src/engine/place_impl.hpp"
 PUSH = "src/engine/push_impl.hpp"
@@ -24,7 +25,7 @@ MUTATIONS = [
      "  if (op.announced || !op.send.idle()) return 0;", "  if (op.announced) return 0;", []),
     ("out before the outputs are stored", COMBINE,
      "  if (op.announced || !op.send.idle()) return 0;", "  if (op.announced) return 0;", []),
-    ("op line's number before its fields", ENGINE,
+    ("op line's number before its fields", AGREE,
      """  fabric_.commit(range, Store::near);
   // publishes: the rest of the op line, to agree_on_op() of every peer; without the order a peer
   // would compare with the line of 4N operations ago.
@@ -36,7 +37,7 @@ MUTATIONS = [
      "  if (stage == Op::kOpLine && agree_on_op(op, q)) stage = Op::kAnnouncement;",
      "  if (stage == Op::kOpLine && agree_on_op(op, q)) stage = Op::kRecordHead;", []),
     # Epochs, slots, credits.
-    ("epoch of a word not compared", ENGINE,
+    ("epoch of a word not compared", AGREE,
      "  if (seen <= value) return seen == value;", "  if (seen <= value) return seen != 0;", []),
     ("credit ignored", DISPATCH, "    if (seen >= status.expected) continue;", "    continue;", []),
     ("credit of one epoch too early", DISPATCH,
@@ -50,8 +51,8 @@ MUTATIONS = [
      "  if (op.sent && op.placed && op.waiting.empty()) {", []),
     # Places.
     ("base of a pushing source off by one", "src/plan/push_plan.cpp",
-     "static_cast<std::uint32_t>(begin + before);",
-     "static_cast<std::uint32_t>(begin + before + 1);", []),
+     "static_cast<std::uint32_t>(begin + before[g]);",
+     "static_cast<std::uint32_t>(begin + before[g] + 1);", []),
     ("window of another source", PUSH,
      "const std::uint64_t window = window_rows(routed, owner) * static_cast<std::uint64_t>(rank_);",
      "const std::uint64_t window = window_rows(routed, owner) * static_cast<std::uint64_t>(owner);",
@@ -61,8 +62,8 @@ MUTATIONS = [
      "  if (!config_.push || sums_bases()) return;", []),
     # Ends of leases.
     ("released handle gives no credit", ENGINE,
-     "  fabric_.store_flag(own().done(handle.slot), handle.epoch);\n  handle.leased",
-     "  handle.leased", []),
+     "  fabric_.store_flag(own().done(handle.slot), handle.epoch);\n  end_lease",
+     "  end_lease", []),
     ("released handle does not say so", ENGINE,
      "    fabric_.store_flag(own().out(handle.slot), out_word + 1);", "", []),
     ("release drops rows that were not pushed yet", ENGINE,
@@ -78,10 +79,10 @@ MUTATIONS = [
     # Death and failure.
     ("credit of the dead is waited for", DISPATCH,
      "    if (p == rank_ || lost_.contains(p)) continue;", "    if (p == rank_) continue;", []),
-    ("a dead rank's word is not looked at", ENGINE,
+    ("a dead rank's word is not looked at", AGREE,
      "  if (seen < value && lost_.contains(q)) give_up_on(op, q);",
      "  if (lost_.contains(q)) give_up_on(op, q);", []),
-    ("a loss is reported twice", ENGINE, "  reported_.insert(q);\n", "", []),
+    ("a loss is reported twice", AGREE, "  reported_.insert(q);\n", "", []),
     ("the rows of the dead keep old bytes", PLACE, "  op.unsent.for_each([&](int q) { zero_rows(op, q); });\n",
      "", []),
     ("a plan is replaced under a lane", DISPATCH,
@@ -100,7 +101,7 @@ MUTATIONS = [
      "    return true;\n  }\n", []),
     ("the record is not checked", DISPATCH,
      "  if (found.field == nullptr) return true;\n", "  return true;\n", []),
-    ("an operation's fields are not compared", ENGINE,
+    ("an operation's fields are not compared", AGREE,
      "    found = compare(op.line, theirs);", "", []),
     # Sums.
     ("sums skip a row whose owner is late", COMBINE,

@@ -21,6 +21,7 @@ class Comparison:
     ours: Callable  # of a way: whether it is ours
     theirs: Callable
     ours_over_theirs: bool = False  # else theirs over ours: above 1 = we are faster
+    most_ranks: int = 64
 
 
 def named(name):
@@ -73,13 +74,13 @@ COMPARISONS = [
     Comparison("rank_major against gloo, whole cycle", "cycle", RANK, starting("gloo")),
     Comparison("rank_major against oneCCL, whole cycle", "cycle", RANK, starting("oneCCL")),
     Comparison("rank_major over the floor, round trip", "round_trip", RANK,
-               kind("floor", layout="rank_major"), True),
+               kind("floor", layout="rank_major"), True, 2),  # floors wait for nobody
     Comparison("rank_major over the floor, whole cycle", "cycle", RANK,
-               kind("floor", layout="rank_major"), True),
+               kind("floor", layout="rank_major"), True, 2),  # floors wait for nobody
     Comparison("expert_major over the floor, round trip", "round_trip", EXPERT,
-               kind("floor", layout="expert_major"), True),
+               kind("floor", layout="expert_major"), True, 2),  # floors wait for nobody
     Comparison("expert_major over the floor, whole cycle", "cycle", EXPERT,
-               kind("floor", layout="expert_major"), True),
+               kind("floor", layout="expert_major"), True, 2),  # floors wait for nobody
     Comparison("rank_major chosen over the best fixed, whole cycle", "cycle", RANK,
                fixed("rank_major"), True),
     Comparison("expert_major chosen over the best fixed, whole cycle", "cycle", EXPERT,
@@ -121,6 +122,8 @@ class Ratio:
 def ratios_of(comparison, runs):
     """One Ratio for each run and placement in which both sides were measured."""
     for result in runs:
+        if result["ranks"] > comparison.most_ranks:
+            continue
         ours = [way for way in result["ways"] if comparison.ours(way)]
         theirs = [way for way in result["ways"] if comparison.theirs(way)]
         if not ours or not theirs:
@@ -150,16 +153,29 @@ def groups_of(ratios):
     return dict(sorted(groups.items()))
 
 
+def cell(group):
+    if not group:
+        return ""
+    values = [r.ratio for r in group]
+    return f"**{geometric_mean(values):.2f}** {min(values):.2f}..{max(values):.2f}"
+
+
 def summary(runs):
-    """Geometric means over the shapes of each group, as Markdown."""
-    lines = ["| comparison | ranks | top-k | shapes | placement | n | geometric mean | range |",
-             "|---|---|---|---|---|---|---|---|"]
-    for comparison in COMPARISONS:
-        for (ranks, topk, kinds, placement), group in groups_of(ratios_of(comparison, runs)).items():
-            values = [r.ratio for r in group]
-            lines.append(f"| {comparison.title} | {ranks} | {topk} | {kinds} | {placement} | "
-                         f"{len(values)} | **{geometric_mean(values):.2f}** | "
-                         f"{min(values):.2f} to {max(values):.2f} |")
+    """Geometric mean and range over the shapes of each group, as Markdown: decode, then prefill."""
+    all_ranks = sorted({result["ranks"] for result in runs})
+    columns = [(ranks, placement) for ranks in all_ranks for placement in ("near", "far")]
+    lines = ["| comparison | top-k | " +
+             " | ".join(f"{ranks} ranks, {placement}" for ranks, placement in columns) + " |",
+             "|---|---|" + "---|" * len(columns)]
+    for kinds in ("decode", "prefill"):
+        for comparison in COMPARISONS:
+            groups = groups_of(ratios_of(comparison, runs))
+            for topk in sorted({key[1] for key in groups if key[2] == kinds}, reverse=True):
+                cells = [cell(groups.get((ranks, topk, kinds, placement)))
+                         for ranks, placement in columns]
+                if any(cells):
+                    title = comparison.title + (", prefill" if kinds == "prefill" else "")
+                    lines.append(f"| {title} | {topk} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
