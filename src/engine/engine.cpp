@@ -1,6 +1,6 @@
 #include "engine/engine.hpp"
 
-#include "base/math.hpp"
+#include "memory/private_rows.hpp"
 #include "protocol/segment_layout.hpp"
 
 namespace ubep {
@@ -8,7 +8,8 @@ namespace ubep {
 std::uint64_t private_bytes(const GroupConfig& config, int rank) {
   const SegmentLayout layout(config, rank);
   return static_cast<std::uint64_t>(config.slots) *
-         (layout.x_area_bytes() + 2 * layout.y_area_bytes());
+         (PrivateRows::reserved_bytes(layout.x_area_bytes()) +
+          2 * PrivateRows::reserved_bytes(layout.y_area_bytes()));
 }
 
 }  // namespace ubep

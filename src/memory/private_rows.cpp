@@ -19,10 +19,12 @@ constexpr std::size_t kHugeFrom = kHugePage / 2;  // smaller areas would waste m
 
 }  // namespace
 
-PrivateRows::PrivateRows(std::size_t bytes) : pid_(getpid()) {
+std::size_t PrivateRows::reserved_bytes(std::size_t bytes) {
+  return bytes < kHugeFrom ? bytes : (bytes + 2 * kHugePage - 1) / kHugePage * kHugePage;
+}
+
+PrivateRows::PrivateRows(std::size_t bytes) : mapped_bytes_(reserved_bytes(bytes)), pid_(getpid()) {
   if (bytes == 0) return;
-  const bool huge = bytes >= kHugeFrom;
-  mapped_bytes_ = huge ? (bytes + 2 * kHugePage - 1) / kHugePage * kHugePage : bytes;
   mapped_ = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE,
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped_ == MAP_FAILED) {
@@ -32,7 +34,7 @@ PrivateRows::PrivateRows(std::size_t bytes) : pid_(getpid()) {
   }
   data_ = static_cast<std::byte*>(mapped_);
   madvise(mapped_, mapped_bytes_, MADV_DONTFORK);
-  if (!huge) return;
+  if (bytes < kHugeFrom) return;
   // One page for hundreds of rows, that lie in the caches side by side. Only advice.
   data_ += (kHugePage - reinterpret_cast<std::uintptr_t>(data_) % kHugePage) % kHugePage;
   madvise(mapped_, mapped_bytes_, MADV_HUGEPAGE);

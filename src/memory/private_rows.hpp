@@ -14,6 +14,9 @@ class PrivateRows {
   PrivateRows(PrivateRows&& other) noexcept;
   PrivateRows& operator=(PrivateRows&& other) noexcept;
 
+  // Address space that an area of `bytes` takes: large ones begin on a huge page.
+  static std::size_t reserved_bytes(std::size_t bytes);
+
   std::byte* data() const { return data_; }
 
  private:

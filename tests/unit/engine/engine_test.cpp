@@ -5,6 +5,7 @@
 
 #include "base/math.hpp"
 #include "engine/op.hpp"
+#include "memory/private_rows.hpp"
 #include "protocol/segment_layout.hpp"
 
 namespace ubep {
@@ -26,7 +27,9 @@ TEST(PrivateBytesTest, EverySlotHasItsAreas) {
   for (const int rank : {0, 1, 2}) {
     const GroupConfig config = config_of({0, 1, 1}, 3);
     const SegmentLayout layout(config, rank);
-    EXPECT_EQ(private_bytes(config, rank), 2 * (layout.x_area_bytes() + 2 * layout.y_area_bytes()));
+    EXPECT_EQ(private_bytes(config, rank),
+              2 * (PrivateRows::reserved_bytes(layout.x_area_bytes()) +
+                   2 * PrivateRows::reserved_bytes(layout.y_area_bytes())));
   }
 }
 

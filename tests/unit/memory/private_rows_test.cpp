@@ -57,6 +57,20 @@ TEST(PrivateRowsTest, MovesItsMemory) {
   EXPECT_EQ(c.data()[1], std::byte{3});
 }
 
+// From 1 MiB on an area begins on a huge page, and is reserved with room for that.
+TEST(PrivateRowsTest, LargeAreasBeginOnAHugePage) {
+  constexpr std::size_t kMiB = std::size_t{1} << 20;
+  EXPECT_EQ(PrivateRows::reserved_bytes(kMiB - 1), kMiB - 1);
+  EXPECT_EQ(PrivateRows::reserved_bytes(kMiB), 4 * kMiB);
+  EXPECT_EQ(PrivateRows::reserved_bytes(2 * kMiB), 4 * kMiB);
+  EXPECT_EQ(PrivateRows::reserved_bytes(2 * kMiB + 1), 6 * kMiB);
+  for (const std::size_t bytes : {kMiB, 2 * kMiB + 1, 7 * kMiB}) {
+    const PrivateRows rows(bytes);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(rows.data()) % (2 * kMiB), 0U);
+    rows.data()[bytes - 1] = std::byte{1};
+  }
+}
+
 // A forked child maps something else where the rows were; the destructor must leave it alone.
 TEST(PrivateRowsTest, AForkedChildHasNoneAndUnmapsNothing) {
   auto rows = std::make_unique<PrivateRows>(4096);
