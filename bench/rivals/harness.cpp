@@ -337,8 +337,8 @@ class Harness {
   void complain() {
     for (std::size_t w = 0; w < ways_.size(); ++w) {
       if (wrong(w) == 0) continue;
-      stage_.fail(tools::kCheckFailed,
-                  fmt::format("{}: {} rows differ from the reference", ways_[w].info.name, wrong(w)));
+      stage_.fail(tools::kCheckFailed, fmt::format("{}: {} rows differ from the reference",
+                                                   ways_[w].info.name, wrong(w)));
     }
   }
 

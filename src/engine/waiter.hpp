@@ -16,7 +16,7 @@ struct Crowd {
 class Waiter {
  public:
   using Clock = std::chrono::steady_clock;
-  static constexpr int kSpins = 500;  // calls of idle(), some tens of us, before the CPU is given up
+  static constexpr int kSpins = 500;  // calls of idle(), tens of us, before the CPU is given up
 
   // `spin`: at least as many CPUs as ranks. Otherwise whoever is awaited may need this very CPU,
   // and the first thing to do is to give it up.
