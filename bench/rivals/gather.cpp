@@ -37,14 +37,22 @@ GatherWay::GatherWay(Group& group, const Shape& shape, GatherStores stores, bool
   }
 }
 
+// In place it is the half of the next layer.
+Rows GatherWay::input() {
+  if (stores_ != GatherStores::in_place) return x_.view(tokens(rank_));
+  const Buffer& next = buffers_[(epoch_ + 1) % 2 * static_cast<std::size_t>(ranks_) +
+                                static_cast<std::size_t>(rank_)];
+  return {next.x, tokens(rank_), shape_.hidden, DType::bf16, 0};
+}
+
 void GatherWay::dispatch(const tools::RankRouting& routing) {
   ++epoch_;
   const Buffer& mine = of(rank_);
   const std::size_t bytes = shape_.row_bytes();
-  const Store store = stores_ == GatherStores::plain ? Store::near : Store::far;
-  for (int t = 0; t < tokens(rank_); ++t) {
+  const bool copies = stores_ != GatherStores::in_place;
+  for (int t = 0; copies && t < tokens(rank_); ++t) {
     const std::size_t at = static_cast<std::size_t>(t);
-    copy_with(store, mine.x + at * bytes, x_.row(at), bytes);
+    copy_with(plain_stores() ? Store::near : Store::far, mine.x + at * bytes, x_.row(at), bytes);
   }
   if (!routing.topk_idx.empty()) {
     std::memcpy(mine.topk_idx, routing.topk_idx.data(), routing.topk_idx.size() * 4);
@@ -61,11 +69,13 @@ void GatherWay::dispatch(const tools::RankRouting& routing) {
 // In rank order, so that sums have one order on all ranks.
 void GatherWay::add_rows(int source, const tools::RankRouting& routing) {
   const auto topk = static_cast<std::size_t>(shape_.topk);
+  const std::size_t bytes = shape_.row_bytes();
   if (source == rank_) {
+    const bool written_there = stores_ == GatherStores::in_place;
     for (int t = 0; t < tokens(source); ++t) {
       const auto at = static_cast<std::size_t>(t);
-      local_.add(x_.row(at), routing.topk_idx.data() + at * topk,
-                 routing.topk_weights.data() + at * topk);
+      local_.add(written_there ? of(rank_).x + at * bytes : x_.row(at),
+                 routing.topk_idx.data() + at * topk, routing.topk_weights.data() + at * topk);
     }
     return;
   }
@@ -74,12 +84,12 @@ void GatherWay::add_rows(int source, const tools::RankRouting& routing) {
   const Buffer& theirs = of(source);
   const auto* idx = reinterpret_cast<const std::int32_t*>(theirs.topk_idx);
   const auto* weights = reinterpret_cast<const float*>(theirs.topk_weights);
-  const std::size_t bytes = shape_.row_bytes();
   for (int t = 0; t < tokens(source); ++t) {
     const auto at = static_cast<std::size_t>(t);
-    std::byte* row = all_.row(first_token(source) + at);
-    copy_plain(row, theirs.x + at * bytes, bytes);
-    local_.add(row, idx + at * topk, weights + at * topk);
+    std::byte* const there = theirs.x + at * bytes;
+    std::byte* const gathered = all_.row(first_token(source) + at);
+    if (!reads_in_place()) copy_plain(gathered, there, bytes);
+    local_.add(reads_in_place() ? there : gathered, idx + at * topk, weights + at * topk);
   }
 }
 
@@ -96,7 +106,7 @@ void GatherWay::write_sums(int source) {
       local_.sum(Store::near, row, scratch_, sums_.row(row));
       copy_streaming(shared, sums_.row(row), bytes);
     } else {
-      local_.sum(stores_ == GatherStores::plain ? Store::near : Store::far, row, scratch_, shared);
+      local_.sum(plain_stores() ? Store::near : Store::far, row, scratch_, shared);
     }
   }
 }

@@ -13,9 +13,12 @@
 namespace ubep::rivals {
 
 enum class GatherStores {
-  streamed,      // rows, and sums made in private memory, are streamed into the buffer
-  plain,         // plain stores; sums are made in the buffer
-  streamed_sums  // rows are streamed; sums are streamed into the buffer as they are made
+  streamed,       // rows, and sums made in private memory, are streamed into the buffer
+  plain,          // plain stores; sums are made in the buffer
+  streamed_sums,  // rows are streamed; sums are streamed into the buffer as they are made
+  // Kernels take index lists, as with rank_major: rows are read in the buffers, not gathered.
+  in_place,          // activations are written into the buffer, sums made there: plain stores
+  in_place_streamed  // stored as streamed_sums
 };
 
 class GatherWay final : public Way {
@@ -23,7 +26,7 @@ class GatherWay final : public Way {
   // all_reduce: every rank sums every token of every rank and keeps its own: the naive way.
   GatherWay(Group& group, const Shape& shape, GatherStores stores, bool all_reduce);
 
-  Rows input() override { return x_.view(tokens(rank_)); }
+  Rows input() override;
   void dispatch(const tools::RankRouting& routing) override;
   void experts() override { local_.run_experts(scratch_); }
   void combine(const Rows& out) override;
@@ -36,6 +39,10 @@ class GatherWay final : public Way {
     std::byte* topk_weights;
     std::byte* sums;  // [all tokens, hidden]
   };
+  bool reads_in_place() const { return stores_ >= GatherStores::in_place; }
+  bool plain_stores() const {
+    return stores_ == GatherStores::plain || stores_ == GatherStores::in_place;
+  }
   int tokens(int rank) const { return shape_.tokens[static_cast<std::size_t>(rank)]; }
   const Buffer& of(int rank) const {
     return buffers_[epoch_ % 2 * static_cast<std::size_t>(ranks_) + static_cast<std::size_t>(rank)];

@@ -7,9 +7,11 @@
 
 #include <sched.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "memory/word.hpp"
@@ -97,16 +99,26 @@ class Flags {
         continue;
       }
       sched_yield();
-      if ((spin & 1023) == 0 && stage_->failed()) throw std::runtime_error("another rank failed");
+      if ((spin - spins_) % 1024 == 1023) look_up(from, spin - spins_);
     }
   }
 
  private:
+  // A rank that stands still would be waited for without end.
+  void look_up(int from, int yields) const {
+    if (stage_->failed()) throw std::runtime_error("another rank failed");
+    if (yields < 1024) since_ = std::chrono::steady_clock::now();
+    if (std::chrono::steady_clock::now() - since_ < kPatience) return;
+    stage_->fail(tools::kTimeout, "timeout: rank " + std::to_string(from) + " does not go on");
+    throw std::runtime_error("a wait took too long");
+  }
   SharedWord word(int from, int to) const {
     return SharedWord(
         words_ + (static_cast<std::size_t>(from) * ranks_ + static_cast<std::size_t>(to)) * 64);
   }
 
+  static constexpr std::chrono::seconds kPatience{20};
+  mutable std::chrono::steady_clock::time_point since_;
   std::size_t ranks_;
   std::byte* words_;
   tools::Stage* stage_;

@@ -86,6 +86,7 @@ class Harness {
     for (NamedWay& way : make_ways(group_, plan.shape, plan.fixed_choices)) {
       if (wanted(way.info.name)) ways_.push_back(std::move(way));
     }
+    if (ways_.empty()) throw std::runtime_error("--only: no way has a name that begins so");
     if (ways_.size() > kMostWays) throw std::runtime_error("more ways than the stage has room for");
     blocks_.resize(ways_.size());
   }

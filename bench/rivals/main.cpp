@@ -50,7 +50,22 @@ void add_options(CLI::App& app, Options& o) {
   app.add_option("--json", o.plan.json, "The result's file")->required();
 }
 
+// Rivals by hand have one place for each (expert, token).
+void refuse_repeated_experts(const std::vector<tools::RankRouting>& set, std::size_t topk) {
+  for (const tools::RankRouting& routing : set) {
+    for (std::size_t first = 0; first < routing.topk_idx.size(); first += topk) {
+      std::vector<std::int32_t> token(&routing.topk_idx[first], &routing.topk_idx[first] + topk);
+      std::sort(token.begin(), token.end());
+      const auto same = [](std::int32_t a, std::int32_t b) { return a == b && a >= 0; };
+      if (std::adjacent_find(token.begin(), token.end(), same) == token.end()) continue;
+      throw tools::InputError("--routing: a token names an expert twice, which rivals cannot take");
+    }
+  }
+}
+
 void resolve(Options& o) {
+  if (o.ranks < 2) throw tools::InputError("expected at least 2 ranks");
+  if (o.plan.json == "-") throw tools::InputError("--json: expected the name of a file");
   if (o.hidden % 32 != 0) throw tools::InputError("--hidden: expected a multiple of 32");
   Plan& plan = o.plan;
   plan.shape.tokens = tools::parse_numbers(o.tokens, "--tokens", 0, 1 << 20);
@@ -75,6 +90,7 @@ void resolve(Options& o) {
                                                            .experts = o.experts,
                                                            .seed = o.seed,
                                                            .set = set}));
+    refuse_repeated_experts(plan.routing.back(), static_cast<std::size_t>(o.topk));
   }
 }
 
@@ -120,7 +136,11 @@ int run(int argc, char** argv) {
   CLI::App app("One shape of the MoE layer: UBEP and its rivals, interleaved");
   Options options;
   add_options(app, options);
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? tools::kOk : tools::kUsage;
+  }
   try {
     if (tools::under_launcher()) tools::take_world(app, options.ranks);
     resolve(options);

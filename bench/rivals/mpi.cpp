@@ -343,11 +343,16 @@ std::string library() {
 
 }  // namespace
 
-void start_mpi() {
+void start_mpi(const Group& group) {
   int started = 0;
   MPI_Initialized(&started);
   if (started == 0) expect(MPI_Init(nullptr, nullptr), "MPI_Init");
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  int size = 0;
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  if (size == group.size()) return;
+  throw std::runtime_error(library() + " sees " + std::to_string(size) + " ranks of " +
+                           std::to_string(group.size()) + ": start this program by its mpirun");
 }
 
 void stop_mpi() { MPI_Finalize(); }

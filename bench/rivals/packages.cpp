@@ -4,7 +4,7 @@ namespace ubep::rivals {
 
 void start_packages([[maybe_unused]] Group& group) {
 #if defined(UBEP_RIVALS_MPI)
-  start_mpi();
+  start_mpi(group);
 #endif
 #if defined(UBEP_RIVALS_TORCH)
   start_gloo(group);

@@ -12,7 +12,7 @@ void stop_packages();
 void add_packages(std::vector<NamedWay>& ways, Group& group, const Shape& shape);
 
 #if defined(UBEP_RIVALS_MPI)
-void start_mpi();
+void start_mpi(const Group& group);
 void stop_mpi();
 void add_mpi(std::vector<NamedWay>& ways, Group& group, const Shape& shape);
 #endif

@@ -50,6 +50,10 @@ void add_gather(Ways& ways, Group& group, const Shape& shape) {
   add("agrs plain", GatherStores::plain, false, "the same with plain stores");
   add("agrs streamed sums", GatherStores::streamed_sums, false,
       "the same, sums streamed as they are made");
+  add("agrs in place", GatherStores::in_place, false,
+      "activations written into the buffer, rows read there: no gathered tensor");
+  add("agrs in place streamed", GatherStores::in_place_streamed, false,
+      "rows and sums streamed, rows read in the buffer");
   add("all-reduce", GatherStores::streamed, true, "all-gather, all-reduce of all tokens, slice");
 }
 
@@ -110,7 +114,7 @@ std::vector<NamedWay> make_ways(Group& group, const Shape& shape, bool fixed_cho
 
 std::size_t shared_bytes(const Shape& shape) {
   constexpr std::size_t kDirectWays = 5;
-  constexpr std::size_t kGatherWays = 4;
+  constexpr std::size_t kGatherWays = 6;
   const auto ranks = static_cast<std::size_t>(shape.ranks());
   const std::size_t gather = 2 * ranks * (static_cast<std::size_t>(shape.total_tokens()) + 1) * 2 *
                              (shape.row_bytes() + 4096);

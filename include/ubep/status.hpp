@@ -16,7 +16,7 @@ namespace ubep {
 enum class Code : std::uint8_t {
   ok,
   not_ready,  // a peer or the caller's own earlier operation is not there yet; try again
-  slot_busy,  // all slots hold leases of the caller; combine or release one, then try again
+  slot_busy,  // the next slot of the ring is leased: combine or release its dispatch first
   timeout,    // the deadline passed; the operation stays pending, waiting again resumes it
   peer_lost,  // a peer died, left or failed; finished for the others, see the validity bitmaps
   mismatch,   // ranks started different operations; the communicator has failed
