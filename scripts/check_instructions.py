@@ -128,6 +128,9 @@ def main(arguments):
         print(__doc__.split("\n\n", maxsplit=1)[0], file=sys.stderr)
         return 2
     baseline = paths[1] if len(paths) == 2 else BASELINE
+    if not baseline.parent.is_dir():
+        print(f"instructions: there is no folder {baseline.parent}", file=sys.stderr)
+        return 2
     try:
         facts, counts = count(paths[0])
     except Skip as skip:

@@ -11,6 +11,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <csignal>
+#include <cstdio>
 #include <exception>
 #include <fstream>
 #include <string>
@@ -153,11 +154,11 @@ void print_probe(const char* when) {
 
 // "2x1": ranks x threads.
 Setting with_layout(Setting setting, const std::string& text) {
-  const std::size_t x = text.find('x');
-  setting.ranks = std::stoi(text.substr(0, x));
-  setting.threads = x == std::string::npos ? 1 : std::stoi(text.substr(x + 1));
-  if (setting.ranks < 1 || setting.ranks > kMostRanks || setting.threads < 1) {
-    throw std::invalid_argument("layouts are RANKSxTHREADS, up to 16 ranks");
+  int used = 0;
+  const int numbers = std::sscanf(text.c_str(), "%dx%d%n", &setting.ranks, &setting.threads, &used);
+  const bool whole = numbers == 2 && static_cast<std::size_t>(used) == text.size();
+  if (!whole || setting.ranks < 1 || setting.ranks > kMostRanks || setting.threads < 1) {
+    throw std::invalid_argument("'" + text + "': layouts are RANKSxTHREADS, up to 16 ranks");
   }
   return setting;
 }
