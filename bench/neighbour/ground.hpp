@@ -14,14 +14,15 @@
 #include <stdexcept>
 #include <thread>
 
+#include "tools/ubep/clock.hpp"
+
 namespace ubep::bench {
 
 inline constexpr int kMostRanks = 16;
 inline constexpr int kMostTimes = 8192;  // of a rank in one segment of the schedule
 
-inline double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+using tools::cpu_seconds;
+using tools::now;
 
 // How the ranks exchange, and who is beside them.
 enum Segment { one_lane, all_lanes, one_lane_beside, all_lanes_beside, num_segments };

@@ -1,7 +1,6 @@
 #include "bench/neighbour/ranks.hpp"
 
 #include <omp.h>
-#include <sys/resource.h>
 
 #include <chrono>
 #include <cstdint>
@@ -20,15 +19,6 @@ namespace {
 
 constexpr int kNotCounted = 2;
 constexpr int kForeignAloneMs = 60;
-
-double cpu_seconds() {
-  rusage usage = {};
-  getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& t) {
-    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
-  };
-  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
-}
 
 void must(const Status& status) {
   if (!status.ok()) throw std::runtime_error(status.message());

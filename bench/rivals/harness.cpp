@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <ctime>
@@ -15,6 +14,7 @@
 #include "bench/rivals/rows.hpp"
 #include "bench/rivals/ways.hpp"
 #include "tools/ubep/atomic_file.hpp"
+#include "tools/ubep/clock.hpp"
 #include "tools/ubep/exit_code.hpp"
 #include "tools/ubep/machine.hpp"
 #include "tools/ubep/stand_in.hpp"
@@ -22,6 +22,8 @@
 
 namespace ubep::rivals {
 namespace {
+
+using tools::now;
 
 constexpr int kMostWays = 48;
 constexpr int kFewest = 4;  // iterations of a block
@@ -46,10 +48,6 @@ constexpr std::size_t kMismatches = 0;          // [kMostWays]
 constexpr std::size_t kIterations = kMostWays;  // [kMostWays], of rank 0
 constexpr std::size_t kCpu = 2 * kMostWays;     // the first that the rank may use
 constexpr std::size_t kSamples = kCpu + 1;      // [kMost][fields]
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 // Medians of one block, us.
 struct Block {

@@ -23,7 +23,8 @@ std::size_t PrivateRows::reserved_bytes(std::size_t bytes) {
   return bytes < kHugeFrom ? bytes : (bytes + 2 * kHugePage - 1) / kHugePage * kHugePage;
 }
 
-PrivateRows::PrivateRows(std::size_t bytes) : mapped_bytes_(reserved_bytes(bytes)), pid_(getpid()) {
+PrivateRows::PrivateRows(std::size_t bytes, Use use)
+    : mapped_bytes_(use == Use::dense ? reserved_bytes(bytes) : bytes), pid_(getpid()) {
   if (bytes == 0) return;
   mapped_ = mmap(nullptr, mapped_bytes_, PROT_READ | PROT_WRITE,
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -34,7 +35,7 @@ PrivateRows::PrivateRows(std::size_t bytes) : mapped_bytes_(reserved_bytes(bytes
   }
   data_ = static_cast<std::byte*>(mapped_);
   madvise(mapped_, mapped_bytes_, MADV_DONTFORK);
-  if (bytes < kHugeFrom) return;
+  if (use == Use::sparse || bytes < kHugeFrom) return;
   // One page for hundreds of rows, that lie in the caches side by side. Only advice.
   data_ += (kHugePage - reinterpret_cast<std::uintptr_t>(data_) % kHugePage) % kHugePage;
   madvise(mapped_, mapped_bytes_, MADV_HUGEPAGE);

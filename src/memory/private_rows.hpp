@@ -9,12 +9,14 @@ namespace ubep {
 class PrivateRows {
  public:
   PrivateRows() = default;
-  explicit PrivateRows(std::size_t bytes);  // throws Error{setup}
+  // Rows side by side from the front, or bytes here and there: then no huge pages.
+  enum class Use { dense, sparse };
+  explicit PrivateRows(std::size_t bytes, Use use = Use::dense);  // throws Error{setup}
   ~PrivateRows();
   PrivateRows(PrivateRows&& other) noexcept;
   PrivateRows& operator=(PrivateRows&& other) noexcept;
 
-  // Address space that an area of `bytes` takes: large ones begin on a huge page.
+  // Address space that a dense area of `bytes` takes: large ones begin on a huge page.
   static std::size_t reserved_bytes(std::size_t bytes);
 
   std::byte* data() const { return data_; }

@@ -7,6 +7,9 @@
 namespace ubep::sim {
 namespace {
 
+// Of hundreds of ranks, each uses some pages of what a real one would fill.
+constexpr auto kSparse = PrivateRows::Use::sparse;
+
 bool overlap(std::uint64_t a, std::uint64_t a_bytes, std::uint64_t b, std::uint64_t b_bytes) {
   return a < b + b_bytes && b < a + a_bytes;
 }
@@ -22,8 +25,9 @@ Memory::Memory(const EventQueue& queue, const MemoryOptions& options,
       nodes_(options.segment_bytes.size()),
       pairs_(nodes_.size() * nodes_.size()) {
   for (std::size_t r = 0; r < nodes_.size(); ++r) {
-    nodes_[r].segment = PrivateRows(options_.segment_bytes[r]);
-    if (!options_.inbox_bytes.empty()) nodes_[r].inbox = PrivateRows(options_.inbox_bytes[r]);
+    nodes_[r].segment = PrivateRows(options_.segment_bytes[r], kSparse);
+    if (!options_.inbox_bytes.empty())
+      nodes_[r].inbox = PrivateRows(options_.inbox_bytes[r], kSparse);
     if (options_.weak) nodes_[r].pictures.resize(nodes_.size());
     if (options_.moves_rows) nodes_[r].outgoing.resize(nodes_.size());
   }
@@ -33,7 +37,7 @@ const std::byte* Memory::seen(int rank, int peer) {
   if (!options_.weak || rank == peer) return own(peer);
   PrivateRows& picture = node(rank).pictures[static_cast<std::size_t>(peer)];
   const std::uint64_t bytes = options_.segment_bytes[static_cast<std::size_t>(peer)];
-  if (picture.data() == nullptr) picture = PrivateRows(bytes);
+  if (picture.data() == nullptr) picture = PrivateRows(bytes, kSparse);
   return picture.data();
 }
 
@@ -41,7 +45,7 @@ std::byte* Memory::outgoing(int rank, int peer) {
   if (!options_.moves_rows) return inbox(peer);  // addresses only
   PrivateRows& rows = node(rank).outgoing[static_cast<std::size_t>(peer)];
   const std::uint64_t bytes = options_.inbox_bytes[static_cast<std::size_t>(peer)];
-  if (rows.data() == nullptr) rows = PrivateRows(bytes);
+  if (rows.data() == nullptr) rows = PrivateRows(bytes, kSparse);
   return rows.data();
 }
 

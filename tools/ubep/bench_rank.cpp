@@ -1,15 +1,14 @@
 #include "tools/ubep/bench_rank.hpp"
 
 #include <fmt/format.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <numeric>
 
+#include "tools/ubep/clock.hpp"
 #include "tools/ubep/exit_code.hpp"
 #include "tools/ubep/lane_team.hpp"
 #include "tools/ubep/stand_in.hpp"
@@ -19,19 +18,6 @@ namespace {
 
 constexpr int kBlock = 20;        // iterations of one variant before the next has its turn
 constexpr int kSkipPerBlock = 2;  // of a free-running block
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-double cpu_seconds() {
-  rusage usage = {};
-  getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& t) {
-    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) * 1e-6;
-  };
-  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
-}
 
 // Proportional set size: pages shared by n processes count as 1/n in each.
 double resident_bytes() {

@@ -5,10 +5,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "ubep/status.hpp"
 
@@ -69,6 +71,19 @@ TEST(PrivateRowsTest, LargeAreasBeginOnAHugePage) {
     EXPECT_EQ(reinterpret_cast<std::uintptr_t>(rows.data()) % (2 * kMiB), 0U);
     rows.data()[bytes - 1] = std::byte{1};
   }
+}
+
+// One byte in each of many areas, as a simulated rank leaves them: small pages stay small.
+TEST(PrivateRowsTest, SparseAreasTakeNoHugePages) {
+  const PrivateRows rows(std::size_t{64} << 20, PrivateRows::Use::sparse);
+  rows.data()[std::size_t{32} << 20] = std::byte{1};
+  std::vector<unsigned char> resident(512);
+  const auto first = reinterpret_cast<std::uintptr_t>(rows.data()) + (std::size_t{32} << 20);
+  const std::uintptr_t huge = (first + (std::size_t{2} << 20) - 1) >> 21 << 21;
+  ASSERT_EQ(mincore(reinterpret_cast<void*>(huge - (std::size_t{2} << 20)), std::size_t{2} << 20,
+                    resident.data()),
+            0);
+  EXPECT_LE(std::count_if(resident.begin(), resident.end(), [](auto page) { return page & 1; }), 1);
 }
 
 // A forked child maps something else where the rows were; the destructor must leave it alone.
