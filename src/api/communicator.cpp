@@ -249,7 +249,8 @@ Communicator Communicator::create(const Bootstrap& bootstrap, const Communicator
   impl->config = make_config(options, bootstrap.size);
   impl->timeout = timeout_of(options);
   impl->memory = plan_of(impl->config, bootstrap.rank);
-  impl->spin = may_spin(bootstrap.size);
+  impl->crowd.ranks_per_cpu = ranks_per_cpu(bootstrap.size);
+  impl->spin = impl->crowd.ranks_per_cpu == 1;
   check_memory(impl->config, bootstrap.rank);
 
   JoinRequest request{.rank = bootstrap.rank,

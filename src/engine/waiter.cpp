@@ -15,8 +15,9 @@ constexpr auto kLookAfter = std::chrono::milliseconds(1);
 constexpr auto kSleepAfter = std::chrono::milliseconds(10);
 constexpr long kSleepNs = 100'000;
 
-// A yield that took longer went to somebody who computes; ranks give the CPU back sooner.
-constexpr auto kLongYield = std::chrono::microseconds(200);
+// A yield lets each other rank on this CPU go on until it waits, too, and ranks have about the same
+// to do. What takes so much longer went to somebody else who computes.
+constexpr auto kLongYield = std::chrono::milliseconds(1);
 constexpr int kMostNaps = 256;
 constexpr long kNapNs = 50'000;
 
@@ -52,13 +53,19 @@ Waiter::Advice Waiter::idle() {
 // slowest: who yields goes behind all that compute, for a whole time slice of theirs, and was seen
 // to get less of the CPU than is its due (Linux 6.18). Who sleeps comes back when it wakes.
 void Waiter::give_way() {
+  const auto before = Clock::now();
+  if (crowd_.back != Clock::time_point{}) {
+    crowd_.worked = std::max(before - crowd_.back, crowd_.worked * 7 / 8);
+  }
   if (crowd_.naps > 0) {
     --crowd_.naps;
-    return nap(kNapNs);
+    nap(kNapNs);
+    crowd_.back = Clock::now();
+    return;
   }
-  const auto before = Clock::now();
   sched_yield();
-  if (Clock::now() - before <= kLongYield) {
+  crowd_.back = Clock::now();
+  if (crowd_.back - before <= kLongYield + crowd_.worked * crowd_.ranks_per_cpu) {
     crowd_.next_naps = std::max(crowd_.next_naps - 1, Crowd::kFewNaps);
     return;
   }
@@ -66,9 +73,11 @@ void Waiter::give_way() {
   crowd_.next_naps = std::min(2 * crowd_.next_naps, kMostNaps);
 }
 
-bool may_spin(int ranks) {
+int ranks_per_cpu(int ranks) {
   cpu_set_t set;
-  return sched_getaffinity(0, sizeof(set), &set) == 0 && CPU_COUNT(&set) >= ranks;
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return ranks;
+  const int cpus = CPU_COUNT(&set);
+  return (ranks + cpus - 1) / cpus;
 }
 
 }  // namespace ubep

@@ -8,14 +8,18 @@ namespace ubep {
 
 // What one caller's waits remember of the others on its CPUs.
 struct Crowd {
+  using Clock = std::chrono::steady_clock;
   static constexpr int kFewNaps = 4;
+  int ranks_per_cpu = 1;     // the caller's included
   int naps = 0;              // that are taken before the next yield
   int next_naps = kFewNaps;  // after it, if it is long again
+  Clock::time_point back;    // when the CPU was given up the last time, and came back
+  Clock::duration worked{};  // the longest stretch between, lately
 };
 
 class Waiter {
  public:
-  using Clock = std::chrono::steady_clock;
+  using Clock = Crowd::Clock;
   static constexpr int kSpins = 500;  // calls of idle(), tens of us, before the CPU is given up
 
   // `spin`: at least as many CPUs as ranks. Otherwise whoever is awaited may need this very CPU,
@@ -40,7 +44,7 @@ class Waiter {
   Clock::time_point next_look_;
 };
 
-// Whether `ranks` of this host may spin: they all fit the CPUs this thread may run on.
-bool may_spin(int ranks);
+// How many of `ranks` share one of the CPUs this thread may run on. With 1 they may spin.
+int ranks_per_cpu(int ranks);
 
 }  // namespace ubep

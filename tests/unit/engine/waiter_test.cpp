@@ -118,9 +118,43 @@ TEST_P(WaiterTest, NapsBesideWhoeverKeepsTheCpu) {
       .join();
 }
 
-TEST(MaySpinTest, OnlyWhenAllRanksHaveACpu) {
-  EXPECT_TRUE(may_spin(1));
-  EXPECT_FALSE(may_spin(1 << 20));
+// Ranks that work for long before they wait, too, are waited for awake.
+TEST_P(WaiterTest, DoesNotNapBesideRanksThatDoWhatItDoes) {
+  std::atomic<bool> stop{false};
+  std::thread([&] {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(static_cast<std::size_t>(sched_getcpu()), &one);
+    ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+    std::thread busy([&] {
+      while (!stop.load()) {
+      }
+    });
+    crowd_.ranks_per_cpu = 2;
+    crowd_.back = Clock::now() - 10s;  // it worked for that long
+    const auto begin = Clock::now();
+    Waiter waiter(GetParam(), begin + 30s, crowd_);
+    constexpr int kYields = 5;
+    const int spins = GetParam() ? Waiter::kSpins : 0;
+    for (int call = 0; call < spins + kYields; ++call) (void)waiter.idle();
+    EXPECT_EQ(crowd_.naps, 0);
+    EXPECT_GT(crowd_.worked, 1s);
+    stop.store(true);
+    busy.join();
+  }).join();
+}
+
+TEST(RanksPerCpuTest, CountsTheCpusOfThisThread) {
+  std::thread([] {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(static_cast<std::size_t>(sched_getcpu()), &one);
+    ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+    EXPECT_EQ(ranks_per_cpu(1), 1);
+    EXPECT_EQ(ranks_per_cpu(3), 3);
+  }).join();
+  EXPECT_EQ(ranks_per_cpu(1), 1);
+  EXPECT_GT(ranks_per_cpu(1 << 20), 1);
 }
 
 }  // namespace

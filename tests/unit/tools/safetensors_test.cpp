@@ -1,5 +1,6 @@
 #include "tools/ubep/safetensors.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -146,8 +147,8 @@ TEST(SafetensorsTest, RefusesMalformedHeaders) {
 std::string header_of(const std::vector<std::string>& shapes_and_offsets) {
   std::string header = "{";
   for (std::size_t i = 0; i < shapes_and_offsets.size(); ++i) {
-    header += (i == 0 ? "" : ",") + ("\"t" + std::to_string(i)) + R"(":{"dtype":"U8",)" +
-              shapes_and_offsets[i] + "}";
+    header +=
+        fmt::format(R"({}"t{}":{{"dtype":"U8",{}}})", i == 0 ? "" : ",", i, shapes_and_offsets[i]);
   }
   return header + "}";
 }
