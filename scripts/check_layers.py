@@ -21,7 +21,13 @@ BELOW = {
     "sim": {"base", "memory", "plan", "protocol", "fabric", "engine", "sim"},
 }
 # The public headers that are vocabulary, not interface: every layer speaks it.
-VOCABULARY = {"ubep/export.hpp", "ubep/types.hpp", "ubep/status.hpp", "ubep/version.hpp"}
+VOCABULARY = {
+    "ubep/export.hpp",
+    "ubep/types.hpp",
+    "ubep/status.hpp",
+    "ubep/trace.hpp",
+    "ubep/version.hpp",
+}
 # What an operation takes, shows and tells.
 OPERATIONS = {"ubep/dispatch.hpp", "ubep/combine.hpp", "ubep/stats.hpp"}
 CLIENTS = ("tools", "python", "examples")

@@ -24,6 +24,7 @@
 #include "ubep/handle.hpp"
 #include "ubep/stats.hpp"
 #include "ubep/status.hpp"
+#include "ubep/trace.hpp"
 #include "ubep/types.hpp"
 
 namespace ubep {
@@ -90,6 +91,15 @@ class UBEP_API Communicator {
   // Moves every started operation on, in order, without waiting; returns the work done (0 = idle).
   // Lanes 0..lanes-1 may call at the same time, e.g. from an OpenMP region.
   int step(int lane = 0, int lanes = 1);
+  // How many lanes will call step() at once (1..64, at first 1): rows are cut for so many, and each
+  // looks first after its role. Others may come and any may stay away. For operations that start
+  // from now on; none may be pending. Throws Error{invalid_argument}: roles that are not `lanes` in
+  // all, or without any that counts or sends.
+  void set_lanes(int lanes, const Roles& roles = {});
+  // Whom step() tells what each lane does; null = nobody. It must outlive the communicator, or be
+  // taken away. No operation may be pending. Nothing is told where the library was built with
+  // UBEP_TRACE=OFF.
+  void set_tracer(Tracer* tracer);
   // State of the handle's latest operation: not_ready while it is pending.
   Status poll(const Handle& handle) const;
   // Steps until the handle's latest operation is complete. timeout leaves it pending.

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ubep/trace.hpp"
 #include "ubep/types.hpp"
 
 namespace ubep {
@@ -25,6 +26,7 @@ struct OperationStats {
   Path path = Path::automatic;  // what `automatic` became
   Store store = Store::far;     // how its lines that cross between ranks are stored
   const char* reason = "";      // why that path
+  Roles roles;                  // of the dispatch's lanes; of one lane all 0
   // Payload bytes that this rank copied: into shared memory, and to the place where the rows are
   // received. Sums are not copies.
   std::uint64_t dispatch_copied_bytes = 0;

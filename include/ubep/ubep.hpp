@@ -1,5 +1,5 @@
 // Everything a user may include. To read: types, status, bootstrap, communicator, dispatch, handle,
-// combine, stats.
+// combine, stats, trace.
 #pragma once
 
 #include "ubep/bootstrap.hpp"     // IWYU pragma: export
@@ -10,5 +10,6 @@
 #include "ubep/handle.hpp"        // IWYU pragma: export
 #include "ubep/stats.hpp"         // IWYU pragma: export
 #include "ubep/status.hpp"        // IWYU pragma: export
+#include "ubep/trace.hpp"         // IWYU pragma: export
 #include "ubep/types.hpp"         // IWYU pragma: export
 #include "ubep/version.hpp"       // IWYU pragma: export

@@ -164,6 +164,18 @@ ResolvedOptions resolve(const DispatchOptions& options, const GroupConfig& confi
   return {o, choice.reason};
 }
 
+void check_roles(int lanes, const Roles& roles) {
+  if (lanes < 1 || lanes > kMaxLanes) {
+    refuse("lanes is {}, expected 1..{}", lanes, kMaxLanes);
+  }
+  const auto [count, send, receive] = roles;
+  if (count == 0 && send == 0 && receive == 0) return;
+  const bool fits = count >= 1 && send >= 0 && receive >= 0 && count + send + receive == lanes;
+  if (fits && (send >= 1 || lanes == 1)) return;
+  refuse("roles are {}:{}:{}, expected at least 1 that counts and 1 that sends, {} in all", count,
+         send, receive, lanes);
+}
+
 void check_combine(const CombineArgs& args, const HandleState& h) {
   const auto check = [&h](const ConstRows& rows, const char* argument, std::int64_t expected) {
     if (rows.num_rows != expected) {

@@ -159,6 +159,11 @@ struct Communicator::Impl {
     engine->set_store(facts.store);
   }
 
+  void refuse_pending(const char* call) const {
+    if (!engine->pending()) return;
+    throw Error(ErrorCode::misuse, std::string(call) + " while an operation is pending");
+  }
+
   // Of step(): a look for losses every millisecond of idling.
   void look_now_and_then(int done) {
     idle_steps = done > 0 ? 0 : idle_steps + 1;
@@ -397,6 +402,19 @@ int Communicator::step(int lane, int lanes) {
   const int done = impl.engine->step(lane, lanes);
   if (lane == 0) impl.look_now_and_then(done);
   return done;
+}
+
+void Communicator::set_lanes(int lanes, const Roles& roles) {
+  Impl& impl = open();
+  check_roles(lanes, roles);
+  impl.refuse_pending("set_lanes");
+  impl.engine->set_lanes(lanes, roles);
+}
+
+void Communicator::set_tracer(Tracer* tracer) {
+  Impl& impl = open();
+  impl.refuse_pending("set_tracer");
+  impl.engine->set_tracer(tracer);
 }
 
 Status Communicator::poll(const Handle& handle) const {

@@ -30,6 +30,14 @@ struct Work {
   std::uint64_t bytes = 0;
 };
 
+// Rough costs of one lane, for the split of lanes by role.
+struct LaneRates {
+  double count_ns = 300;     // a peer's op line and record
+  double issue_ns = 10;      // a row stored for a peer, whatever its size
+  double send_ns = 0.1;      // and each of its bytes
+  double receive_ns = 0.05;  // each byte copied here
+};
+
 struct FabricFacts {
   bool mapped = false;             // acquire() is an address computation
   bool moves_rows = true;          // false: rows have addresses, but nothing lies there
@@ -37,6 +45,7 @@ struct FabricFacts {
   bool ordered_stores = false;     // plain stores become visible in order
   Placement placement = Placement::unknown;
   double flag_one_way_ns = 0;  // 0 = not measured
+  LaneRates lane;
 };
 
 }  // namespace ubep

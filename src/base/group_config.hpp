@@ -15,6 +15,7 @@ inline constexpr int kMaxTopk = 64;
 inline constexpr int kMaxSlots = 16;
 inline constexpr int kMaxExperts = 65535;
 inline constexpr int kMaxAlignment = 256;
+inline constexpr int kMaxLanes = 64;  // of a rank
 
 // Experts sorted by (owner, global id). `position` of an expert is its place in that order,
 // `local` its place among the experts of its owner.

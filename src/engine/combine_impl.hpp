@@ -30,6 +30,7 @@ Status EngineImpl<F>::start_combine(HandleState& h, const CombineArgs& args) {
   op.waiting = plan.owners;
   layout_bases(op);
   order_.push_back(&op);
+  split_roles(op);
   bind_outputs(op, args.y);
   publish_op_line(op.line);
   add_output_tiles(op);

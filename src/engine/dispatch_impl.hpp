@@ -157,6 +157,8 @@ void EngineImpl<F>::begin_dispatch(const ConstRows& x, HandleState& h, bool cach
   op.line = next_line(h, OpKind::dispatch);
   op.waiting = RankSet::all(config_.size);
   order_.push_back(&op);
+  split_roles(op);
+  if (lanes_ > 1) h.stats.roles = roles_;
   bind_rows(op);
   if (!cached) {
     write_record(h);

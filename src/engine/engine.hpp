@@ -13,6 +13,7 @@
 #include "ubep/combine.hpp"
 #include "ubep/dispatch.hpp"
 #include "ubep/status.hpp"
+#include "ubep/trace.hpp"
 
 namespace ubep {
 
@@ -39,6 +40,13 @@ class Engine {
   virtual Status input(std::int64_t num_tokens, std::int64_t hidden, DType dtype, Rows& x) = 0;
   // `near` or `far`, from the next dispatch or input() on.
   virtual void set_store(Store store) = 0;
+  // How many lanes will step, and what each looks after first; all 0: by the cost model. From the
+  // next operation on.
+  virtual void set_lanes(int lanes, const Roles& roles) = 0;
+  virtual Roles roles() const = 0;   // of the latest operation
+  virtual bool pending() const = 0;  // whether an operation is
+  // Between operations; null = none.
+  virtual void set_tracer(Tracer* tracer) = 0;
   virtual void close() = 0;
 };
 

@@ -1,5 +1,5 @@
-// The engine over any fabric. The bodies: agree_impl.hpp, dispatch_impl.hpp, push_impl.hpp,
-// place_impl.hpp and combine_impl.hpp.
+// The engine over any fabric. The bodies: roles_impl.hpp, agree_impl.hpp, dispatch_impl.hpp,
+// push_impl.hpp, place_impl.hpp and combine_impl.hpp.
 //
 // To add a fabric: satisfy fabric/concept.hpp and instantiate EngineImpl in one .cpp.
 #pragma once
@@ -18,6 +18,7 @@
 #include "fabric/concept.hpp"
 #include "memory/copy.hpp"
 #include "memory/row_kernels.hpp"
+#include "plan/roles.hpp"
 #include "protocol/record.hpp"
 #include "protocol/segment_layout.hpp"
 
@@ -41,6 +42,13 @@ class EngineImpl final : public Engine {
   void release(HandleState& handle) override;
   Status input(std::int64_t num_tokens, std::int64_t hidden, DType dtype, Rows& x) override;
   void set_store(Store store) override { store_ = store; }
+  void set_lanes(int lanes, const Roles& roles) override {
+    lanes_ = lanes;
+    wanted_roles_ = roles;
+  }
+  bool pending() const override { return !order_.empty(); }
+  Roles roles() const override { return roles_; }
+  void set_tracer(Tracer* tracer) override { tracer_ = tracer; }
   void close() override;
 
  private:
@@ -58,14 +66,16 @@ class EngineImpl final : public Engine {
   void end_lease(HandleState& h);
   Op* find(const HandleState& handle) const;
   Op& free_op();
+  int control(int lane);
   int run_send_tiles(Op& op);
+  int run_receive_tiles(Op& op);
   std::uint32_t tiles_of(std::uint64_t bytes, std::uint32_t most) const {
     return tiles_for(bytes, tile_bytes_, most);
   }
   void copy_row(Store store, std::byte* to, const std::byte* from, std::size_t bytes) const {
     if (fabric_.facts().moves_rows) copy_with(store, to, from, bytes);
   }
-  int run_tiles(Op& op);
+  int run_tiles(int lane);
   int advance(Op& op);
   void fail(const Status& status);
   void tell_failure();
@@ -76,6 +86,15 @@ class EngineImpl final : public Engine {
   void finish(Op& op);
   Status status_of(const Op& op, Code code) const;
   Status not_ready(OpKind kind, const char* what) const;
+
+  // roles_impl.hpp
+  void split_roles(const Op& op);
+  bool counts(int lane) const { return lanes_ == 1 || lane < roles_.count; }
+  bool receives(int lane) const { return lanes_ > 1 && lane >= roles_.count + roles_.send; }
+  bool counts_only() const;
+  void note_awaited(int done);
+  void charge(int lane, Activity activity) const;
+  void charge_wait(int lane) const;
 
   // agree_impl.hpp
   bool announced(Op& op, int q, std::uint64_t word_offset, std::uint64_t value);
@@ -186,6 +205,13 @@ class EngineImpl final : public Engine {
   bool told_failure_ = false;
   bool closed_ = false;
   mutable LaneWord control_{1};
+
+  int lanes_ = 1;
+  Roles wanted_roles_;
+  Roles roles_{.count = 1};
+  Tracer* tracer_ = nullptr;
+  int fruitless_ = 0;  // looks at the peers in a row
+  LaneWord awaited_;   // packed by note_awaited()
 };
 
 template <Fabric F>
@@ -265,23 +291,34 @@ Op& EngineImpl<F>::free_op() {
   broken_invariant("more operations pending than leases");
 }
 
+// Who counts looks at the peers first, and leaves the rows to others until all are heard; the
+// others look at the peers when they find no rows.
 template <Fabric F>
 int EngineImpl<F>::step(int lane, int lanes) {
-  (void)lane;
   (void)lanes;
-  int done = 0;
-  // claims: the control part; one lane at a time advances operations.
-  if (control_.try_claim(1, 0)) {
-    done += fabric_.progress();
-    for (std::size_t i = 0; i < order_.size();) {
-      Op* op = order_[i];
-      done += advance(*op);
-      if (i < order_.size() && order_[i] == op) ++i;  // else it finished and left the list
-    }
-    if (!failed_.ok()) done += retire_all(failed_);
-    control_.store_release(1);  // publishes: the operations' state, to the next lane in control
+  charge_wait(lane);
+  const bool first = counts(lane);
+  int done = first ? control(lane) : 0;
+  if (!first || !counts_only()) done += run_tiles(lane);
+  if (!first && done == 0) done = control(lane);
+  if (done == 0) charge_wait(lane);
+  return done;
+}
+
+// One lane at a time advances operations.
+template <Fabric F>
+int EngineImpl<F>::control(int lane) {
+  if (!control_.try_claim(1, 0)) return 0;  // claims: the operations' state
+  int done = fabric_.progress();
+  for (std::size_t i = 0; i < order_.size();) {
+    Op* op = order_[i];
+    done += advance(*op);
+    if (i < order_.size() && order_[i] == op) ++i;  // else it finished and left the list
   }
-  for (const auto& op : ops_) done += run_tiles(*op);
+  if (!failed_.ok()) done += retire_all(failed_);
+  note_awaited(done);
+  control_.store_release(1);  // publishes: the operations' state, to the next lane in control
+  if (done != 0) charge(lane, Activity::count);
   return done;
 }
 
@@ -295,11 +332,24 @@ int EngineImpl<F>::run_send_tiles(Op& op) {
 }
 
 template <Fabric F>
-int EngineImpl<F>::run_tiles(Op& op) {
-  const int sent = run_send_tiles(op);
-  return sent + op.receive.run([&](Tile& tile) {
+int EngineImpl<F>::run_receive_tiles(Op& op) {
+  return op.receive.run([&](Tile& tile) {
     return op.line.kind == OpKind::dispatch ? pull_rows(op, tile) : reduce_tokens(op, tile);
   });
+}
+
+// Those of its own role first.
+template <Fabric F>
+int EngineImpl<F>::run_tiles(int lane) {
+  int done = 0;
+  for (const auto& op : ops_) {
+    for (const bool receive : {receives(lane), !receives(lane)}) {
+      const int rows = receive ? run_receive_tiles(*op) : run_send_tiles(*op);
+      if (rows != 0) charge(lane, receive ? Activity::receive : Activity::send);
+      done += rows;
+    }
+  }
+  return done;
 }
 
 template <Fabric F>
@@ -454,3 +504,4 @@ void EngineImpl<F>::close() {
 #include "engine/dispatch_impl.hpp"  // IWYU pragma: export
 #include "engine/place_impl.hpp"     // IWYU pragma: export
 #include "engine/push_impl.hpp"      // IWYU pragma: export
+#include "engine/roles_impl.hpp"     // IWYU pragma: export

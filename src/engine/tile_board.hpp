@@ -63,6 +63,17 @@ class TileBoard {
   // raised over rows that another lane has not stored yet.
   bool idle() const { return unfinished_.load_acquire() == 0; }
 
+  // Any lane: whether a tile is free now. Those that lanes gave back wait for something.
+  bool has_free() const {
+    if (idle()) return false;
+    const std::uint64_t size = size_.load_acquire();  // acquires: as in run()
+    for (std::uint64_t i = 0; i < size; ++i) {
+      // acquires: nothing; only the state is looked at.
+      if (tiles_[i].state.load_acquire() == Tile::kFree) return true;
+    }
+    return false;
+  }
+
   // Control part: takes every free tile off the board undone. Tiles that a lane holds stay.
   void drop() {
     (void)run([](Tile& tile) {

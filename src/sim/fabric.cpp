@@ -26,6 +26,15 @@ SimFabric::SimFabric(World& world, int rank) : world_(world), rank_(rank) {
   facts_.moves_rows = options.memory.moves_rows;
   facts_.ordered_stores = !options.memory.weak || options.memory.in_order;
   facts_.atomic_bytes = options.memory.unit;
+  const LaneCosts& lane = options.pod.lane;
+  const auto per_byte = [](std::uint64_t rate) {
+    return rate == 0 ? 0 : 1e9 / static_cast<double>(rate);
+  };
+  const auto ns = [](Time time) { return static_cast<double>(time) / double{kNanosecond}; };
+  facts_.lane = {.count_ns = 2 * ns(lane.poll) + 3 * ns(lane.issue),
+                 .issue_ns = ns(lane.issue),
+                 .send_ns = per_byte(lane.put),
+                 .receive_ns = per_byte(lane.copy)};
   if (!options.memory.weak) return;
   claimed_.resize(options.memory.segment_bytes[static_cast<std::size_t>(rank)] / kClaimUnit);
 }

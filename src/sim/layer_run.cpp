@@ -50,7 +50,10 @@ class LayerRank {
         rank_(rank),
         layout_(config, rank),
         engine_(make_sim_engine(world.fabric(rank), {.config = config, .store = Store::far})),
-        crew_(world, rank, *engine_) {
+        crew_(world, rank, *engine_),
+        tracer_(world, o.lanes) {
+    engine_->set_lanes(o.lanes, o.roles);
+    engine_->set_tracer(&tracer_);
     bytes_ = index(o.tokens) * index(o.hidden) * size_of(o.dtype);
     x_ = PrivateRows(std::max<std::size_t>(bytes_, 1));
     out_ = PrivateRows(std::max<std::size_t>(bytes_, 1));
@@ -69,20 +72,23 @@ class LayerRank {
                               .num_tokens = static_cast<std::uint32_t>(options_.tokens),
                               .topk = options_.topk};
     const bool by_expert = options_.layout != Layout::rank_major;
+    tracer_.begin();
     crew_.call_in();
     must(engine_->start_dispatch(x_rows_, routing,
                                  {.layout = options_.layout,
                                   .path = options_.path,
                                   .reduction = by_expert ? Reduction::exact : Reduction::per_rank},
                                  handle_));
-    complete();
+    times_.dispatch_lanes = complete();
+    times_.roles = engine_->roles();
     times_.dispatch = world_.now();
     read_rows();
     times_.first_read = world_.now();
+    tracer_.begin();
     crew_.call_in();
     must(engine_->start_combine(
         handle_, {.out = {out_.data(), options_.tokens, options_.hidden, options_.dtype}}));
-    complete();
+    times_.combine_lanes = complete();
     times_.combine = world_.now();
     crew_.end();
   }
@@ -123,7 +129,7 @@ class LayerRank {
   }
 
   // Steps until the pending operation is complete.
-  void complete() {
+  std::vector<LaneTimes> complete() {
     crew_.let_out();
     for (;;) {
       const std::uint64_t before = world_.news(rank_);
@@ -138,6 +144,7 @@ class LayerRank {
     }
     crew_.call_in();
     must(handle_.status);
+    return tracer_.end();
   }
 
   // What experts do first with received rows; and, where rows move, all that they do.
@@ -177,6 +184,7 @@ class LayerRank {
   SegmentLayout layout_;
   std::shared_ptr<Engine> engine_;
   Crew crew_;
+  LaneTracer tracer_;
   HandleState handle_;
   std::size_t bytes_ = 0;  // of the own tokens
   PrivateRows x_, out_;

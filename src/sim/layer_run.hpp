@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "sim/lane_times.hpp"
 #include "sim/pod.hpp"
 #include "ubep/types.hpp"
 
@@ -23,6 +24,7 @@ struct LayerOptions {
   DType dtype = DType::bf16;
   Layout layout = Layout::expert_major;
   Path path = Path::push;   // read needs mapped memory; the others fetch what they read
+  Roles roles;              // all 0: by the cost model
   bool moves_rows = false;  // and then compares what comes back; times are the same
   std::uint64_t seed = 1;
 };
@@ -32,6 +34,9 @@ struct RankTimes {
   Time dispatch = 0;
   Time first_read = 0;
   Time combine = 0;
+  std::vector<LaneTimes> dispatch_lanes;  // [lanes]
+  std::vector<LaneTimes> combine_lanes;
+  Roles roles;  // of the dispatch
 };
 
 struct LayerResult {

@@ -10,6 +10,7 @@
 
 #include "sim/layer_run.hpp"
 #include "tools/ubep/atomic_file.hpp"
+#include "tools/ubep/breakdown.hpp"
 #include "tools/ubep/enum_option.hpp"
 #include "tools/ubep/exit_code.hpp"
 #include "tools/ubep/input_error.hpp"
@@ -59,6 +60,37 @@ Summary microseconds(const sim::LayerResult& result, sim::Time sim::RankTimes::*
   return summarize(std::move(values));
 }
 
+// Over all lanes of all ranks.
+Breakdown breakdown(const sim::LayerResult& result,
+                    std::vector<sim::LaneTimes> sim::RankTimes::*part) {
+  std::vector<const sim::LaneTimes*> lanes;
+  for (const sim::RankTimes& rank : result.ranks) {
+    for (const sim::LaneTimes& lane : rank.*part) lanes.push_back(&lane);
+  }
+  const auto us = [](sim::Time time) {
+    return static_cast<double>(time) / double{sim::kMicrosecond};
+  };
+  return average(lanes.size(), [&](std::size_t i) {
+    std::array<double, kActivities> spent;
+    std::transform(lanes[i]->spent.begin(), lanes[i]->spent.end(), spent.begin(), us);
+    return std::pair(spent, us(lanes[i]->last_row));
+  });
+}
+
+void print_breakdown(const sim::LayerResult& result, std::FILE* to) {
+  fmt::print(to, "us of a lane");
+  for (const char* name : kActivityNames) fmt::print(to, "{:>11}", name);
+  fmt::print(to, "{:>8}{:>17}\n", "sync", "last row, max");
+  const auto line = [&](const char* what, const Breakdown& b) {
+    fmt::print(to, "{:12}", what);
+    for (const double part : b.us) fmt::print(to, "{:11.2f}", part);
+    fmt::print(to, "{:7.1f}%{:8.2f}{:9.2f}\n", b.sync_share() * 100, b.last_row_mean,
+               b.last_row_max);
+  };
+  line("dispatch", breakdown(result, &sim::RankTimes::dispatch_lanes));
+  line("combine", breakdown(result, &sim::RankTimes::combine_lanes));
+}
+
 void print(const sim::LayerOptions& o, const sim::LayerResult& result, const Cost& cost,
            std::FILE* to) {
   fmt::print(to,
@@ -74,6 +106,7 @@ void print(const sim::LayerOptions& o, const sim::LayerResult& result, const Cos
   line("first read", microseconds(result, &sim::RankTimes::first_read, &sim::RankTimes::dispatch));
   line("combine", microseconds(result, &sim::RankTimes::combine, &sim::RankTimes::first_read));
   line("all", microseconds(result, &sim::RankTimes::combine, nullptr));
+  print_breakdown(result, to);
   fmt::print(to, "sent {:.3f} GB; {} events in {:.2f} s: {:.2f} M/s; {:.2f} GiB of memory\n",
              static_cast<double>(result.bytes_sent) * 1e-9, result.events, cost.seconds,
              static_cast<double>(result.events) * 1e-6 / cost.seconds, cost.memory_gib);

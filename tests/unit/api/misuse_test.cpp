@@ -440,6 +440,25 @@ TEST(StateMisuseTest, LanesOutsideTheRange) {
   expect_error(ErrorCode::invalid_argument, {"lanes", "0"}, [&] { alone.comm.step(0, 0); });
 }
 
+TEST(StateMisuseTest, LanesAndRoles) {
+  Alone alone;
+  expect_error(ErrorCode::invalid_argument, {"lanes", "0"}, [&] { alone.comm.set_lanes(0); });
+  expect_error(ErrorCode::invalid_argument, {"lanes", "65"}, [&] { alone.comm.set_lanes(65); });
+  const auto refused = [&](int lanes, const Roles& roles, const char* text) {
+    expect_error(ErrorCode::invalid_argument, {"roles", text},
+                 [&] { alone.comm.set_lanes(lanes, roles); });
+  };
+  refused(4, {1, 1, 1}, "1:1:1");
+  refused(4, {0, 2, 2}, "0:2:2");
+  refused(4, {1, 0, 3}, "1:0:3");
+  refused(2, {1, 2, -1}, "1:2:-1");
+  alone.comm.set_lanes(1, {1, 0, 0});
+  alone.comm.set_lanes(4, {1, 2, 1});
+  EXPECT_TRUE(alone.worker.start_dispatch(alone.comm).ok());
+  expect_error(ErrorCode::misuse, {"set_lanes"}, [&] { alone.comm.set_lanes(1); });
+  expect_error(ErrorCode::misuse, {"set_tracer"}, [&] { alone.comm.set_tracer(nullptr); });
+}
+
 TEST(StateMisuseTest, InputArguments) {
   Alone alone;
   Rows x;

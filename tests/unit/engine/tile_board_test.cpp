@@ -92,6 +92,21 @@ TEST(TileBoardTest, DropTakesAllFreeTilesOff) {
   EXPECT_EQ(tiles_of(board).size(), 2U);
 }
 
+TEST(TileBoardTest, TellsWhetherATileIsFree) {
+  TileBoard board(4);
+  EXPECT_FALSE(board.has_free());
+  board.add(0, 2, 1);
+  EXPECT_TRUE(board.has_free());
+  (void)board.run([&](Tile& tile) {
+    EXPECT_FALSE(board.has_free());  // this lane has it
+    ++tile.next;
+    return 1;
+  });
+  EXPECT_TRUE(board.has_free());  // given back
+  board.drop();
+  EXPECT_FALSE(board.has_free());
+}
+
 TEST(TileBoardTest, IsUsedAgainAfterClear) {
   TileBoard board(4);
   for (int round = 0; round < 10; ++round) {

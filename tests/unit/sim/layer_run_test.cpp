@@ -81,6 +81,38 @@ TEST_P(LayerRunTest, TheSameSeedGivesTheSameRun) {
   }
 }
 
+Time all_of(const LaneTimes& lane) {
+  Time sum = 0;
+  for (const Time time : lane.spent) sum += time;
+  return sum;
+}
+
+// What lanes are told to have spent adds up to what passed, and roles do what they are named after.
+TEST_P(LayerRunTest, LanesAccountForAllTheirTime) {
+  for (const int lanes : {1, 2, 5}) {
+    LayerOptions options = options_of(path(), layout(), 6, 40);
+    options.lanes = lanes;
+    options.hidden = 2048;
+    for (const RankTimes& rank : run_layer(options).ranks) {
+      ASSERT_EQ(rank.dispatch_lanes.size(), static_cast<std::size_t>(lanes));
+      EXPECT_EQ(rank.roles.count + rank.roles.send + rank.roles.receive, lanes);
+      Time counted = 0;
+      for (const LaneTimes& lane : rank.dispatch_lanes) {
+        EXPECT_EQ(all_of(lane), rank.dispatch);
+        EXPECT_LE(lane.last_row, rank.dispatch);
+        counted += lane.of(Activity::count);
+        if (path() != Path::bsp) {
+          EXPECT_EQ(lane.of(Activity::barrier), 0U);
+        }
+      }
+      EXPECT_GT(counted, 0U);
+      for (const LaneTimes& lane : rank.combine_lanes) {
+        EXPECT_EQ(all_of(lane), rank.combine - rank.first_read);
+      }
+    }
+  }
+}
+
 // A larger pod of the same shape takes as long; slower links take longer.
 TEST_P(LayerRunTest, TimesFollowThePod) {
   const auto all = [](const LayerOptions& options) {
