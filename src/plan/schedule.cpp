@@ -20,12 +20,29 @@ namespace {
 
 std::size_t at(std::int32_t i) { return static_cast<std::size_t>(i); }
 
+// Calls f(tier, begin, end) for runs of destinations of one tier: neighbours often are.
+template <class F>
+void for_each_tier_run(std::span<const std::uint16_t> tiers, std::uint32_t begin, std::uint32_t end,
+                       F&& f) {
+  while (begin < end) {
+    const std::uint16_t tier = tiers[begin];
+    std::uint32_t next = begin + 1;
+    while (next < end && tiers[next] == tier) ++next;
+    f(tier, begin, next);
+    begin = next;
+  }
+}
+
 // From the numbers of each tier to where the next destination of each goes: [tier_next, tier_end).
 void count_tiers(std::span<const std::uint16_t> tiers, Schedule& s) {
-  const std::uint16_t most = tiers.empty() ? 0 : *std::max_element(tiers.begin(), tiers.end());
+  std::uint16_t most = 0;
+  for (const std::uint16_t tier : tiers) most = std::max(most, tier);
   s.tier_end.assign(std::size_t{most} + 1, 0);
   s.tier_next.resize(std::size_t{most} + 1);
-  for (const std::uint16_t tier : tiers) ++s.tier_end[tier];
+  std::uint32_t* const ends = s.tier_end.data();
+  for_each_tier_run(
+      tiers, 0, static_cast<std::uint32_t>(tiers.size()),
+      [&](std::size_t tier, std::uint32_t begin, std::uint32_t end) { ends[tier] += end - begin; });
   std::uint32_t sum = 0;
   for (std::size_t tier = 0; tier <= most; ++tier) {
     s.tier_next[tier] = sum;
@@ -58,20 +75,23 @@ void sort_by_tier(const Destinations& to, Schedule& s) {
   count_tiers(to.tiers, s);
   turn_tiers(to, s);
   s.sorted.resize(num);
-  const auto add = [&](std::uint32_t begin, std::uint32_t end) {
-    for (std::uint32_t d = begin; d < end;) {
-      const std::size_t tier = to.tiers[d];
-      const std::uint32_t tier_begin = tier == 0 ? 0 : s.tier_end[tier - 1];
-      std::uint32_t next = s.tier_next[tier];
-      for (; d < end && to.tiers[d] == tier; ++d) {  // neighbours are often of one tier
-        if (next == s.tier_end[tier]) next = tier_begin;
-        s.sorted[next++] = d;
-      }
-      s.tier_next[tier] = next;
-    }
+  std::uint32_t* const sorted = s.sorted.data();
+  const auto fill = [&](std::uint32_t from, std::uint32_t d, std::uint32_t count) {
+    for (std::uint32_t i = 0; i < count; ++i) sorted[from + i] = d + i;
   };
-  add(to.own_end, num);
-  add(0, to.own_end);
+  const auto add = [&](std::size_t tier, std::uint32_t begin, std::uint32_t end) {
+    std::uint32_t& next = s.tier_next[tier];
+    const std::uint32_t count = end - begin;
+    const std::uint32_t fits = std::min(count, s.tier_end[tier] - next);
+    fill(next, begin, fits);
+    next += fits;
+    if (fits == count) return;
+    next = tier == 0 ? 0 : s.tier_end[tier - 1];
+    fill(next, begin + fits, count - fits);
+    next += count - fits;
+  };
+  for_each_tier_run(to.tiers, to.own_end, num, add);
+  for_each_tier_run(to.tiers, 0, to.own_end, add);
 }
 
 // Fills s.turns: the first place of each lane, in the order of the lanes' turns.

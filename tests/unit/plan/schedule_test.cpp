@@ -363,10 +363,10 @@ class PlantedFaultTest : public testing::Test {
 TEST_F(PlantedFaultTest, NoneIsNone) { EXPECT_EQ(first_violation(c_), ""); }
 
 TEST_F(PlantedFaultTest, OneRowTwice) {
-  RowRun& run = c_.sent[2].back();
+  const RowRun run = c_.sent[2].back();
   c_.sent[2].push_back({run.destination, run.first, 1});
-  EXPECT_EQ(first_violation(c_), fmt::format("row {} of destination {} is sent 2 times", run.first,
-                                             c_.sent[2].back().destination));
+  EXPECT_EQ(first_violation(c_),
+            fmt::format("row {} of destination {} is sent 2 times", run.first, run.destination));
 }
 
 TEST_F(PlantedFaultTest, OneRowMissing) {
