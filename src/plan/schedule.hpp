@@ -83,10 +83,12 @@ inline std::uint32_t find_place(std::span<const std::uint32_t> begin, std::uint3
   // The place is one of [place, place + rest). A pivot behind the end reads begin[D] > row.
   for (std::uint32_t rest = last; rest > 1;) {
     rest = (rest + 3) / 4;
-    const std::uint32_t one = sums[std::min(place + rest, last)] <= row ? 1 : 0;
-    const std::uint32_t two = sums[std::min(place + 2 * rest, last)] <= row ? 1 : 0;
-    const std::uint32_t three = sums[std::min(place + 3 * rest, last)] <= row ? 1 : 0;
-    place += (one + two + three) * rest;
+    const bool one = sums[std::min(place + rest, last)] <= row;
+    const bool two = sums[std::min(place + 2 * rest, last)] <= row;
+    const bool three = sums[std::min(place + 3 * rest, last)] <= row;
+    std::uint32_t further = one ? rest : 0;  // moves on conditions that do not wait for each other
+    further = two ? 2 * rest : further;
+    place += three ? 3 * rest : further;
     if (steps != nullptr) ++*steps;
   }
   return place;
