@@ -1,6 +1,7 @@
 // What planning costs for 128 tokens x top-8: the schedule of 48 lanes beside the send plan.
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
 #include <array>
 #include <vector>
 
@@ -94,6 +95,31 @@ void one_slice(benchmark::State& state) {
   }
 }
 
+std::uint32_t four_way(std::span<const std::uint32_t> begin, std::uint32_t row) {
+  return find_place(begin, row);
+}
+
+std::uint32_t binary(std::span<const std::uint32_t> begin, std::uint32_t row) {
+  return static_cast<std::uint32_t>(std::upper_bound(begin.begin(), begin.end(), row) -
+                                    begin.begin() - 1);
+}
+
+// One after another, for rows that no branch predictor can learn.
+template <auto kFind>
+void search(benchmark::State& state) {
+  const Workload w(static_cast<int>(state.range(0)));
+  std::uint32_t random = 1;
+  for (auto _ : state) {
+    random = random * 1664525U + 1013904223U;
+    const std::uint32_t row = part_begin(w.schedule.num_rows(), random >> 16, 1U << 16);
+    const std::uint32_t place = kFind(w.schedule.begin, row);
+    random += place;
+    benchmark::DoNotOptimize(random);
+  }
+}
+
+BENCHMARK(search<four_way>)->Arg(64)->Arg(256)->Arg(1024);
+BENCHMARK(search<binary>)->Arg(64)->Arg(256)->Arg(1024);
 BENCHMARK(send_plan)->Arg(64)->Arg(256)->Arg(1024);
 BENCHMARK(mapper<make_slices>)->Arg(64)->Arg(256)->Arg(1024);
 BENCHMARK(mapper<each_slice>)->Arg(64)->Arg(256)->Arg(1024);

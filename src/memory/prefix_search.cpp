@@ -1,11 +1,9 @@
 // find_places(): a vector of rows, each with its own four-way search; the three pivots of each step
 // are gathered. Machines without a gather do it by single loads.
-#include <algorithm>
-
-#include "plan/schedule.hpp"
+#include "memory/prefix_search.hpp"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "plan/schedule_search.cpp"
+#define HWY_TARGET_INCLUDE "memory/prefix_search.cpp"
 #include <hwy/foreach_target.h>  // compiles this file once per instruction set
 #include <hwy/highway.h>
 
