@@ -97,12 +97,17 @@ class LayerRank {
   const RankTimes& times() const { return times_; }
   std::string state() const { return engine_->waits_for(handle_).message(); }
 
-  // Experts return what they get, and one choice of each token has weight 1.
+  // Experts return what they get, and one choice of each token has weight 1; if it has any.
   std::int64_t wrong_rows() const {
     const std::size_t row = index(options_.hidden) * size_of(options_.dtype);
     std::int64_t wrong = 0;
+    const std::vector<std::byte> zeros(row);
     for (std::size_t t = 0; t < bytes_ / row; ++t) {
-      if (std::memcmp(x_.data() + t * row, out_.data() + t * row, row) != 0) ++wrong;
+      const auto first = ids_.begin() + static_cast<std::ptrdiff_t>(t * index(options_.topk));
+      const bool routed =
+          std::any_of(first, first + options_.topk, [](auto id) { return id >= 0; });
+      const std::byte* want = routed ? x_.data() + t * row : zeros.data();
+      if (std::memcmp(want, out_.data() + t * row, row) != 0) ++wrong;
     }
     return wrong;
   }
@@ -114,17 +119,33 @@ class LayerRank {
 
   void route() {
     Random random(options_.seed * 1'000'003 + static_cast<std::uint64_t>(rank_));
-    ids_.reserve(index(options_.tokens) * index(options_.topk));
+    if (!options_.topk_idx.empty()) ids_ = options_.topk_idx[index(rank_)];
     for (int t = 0; t < options_.tokens; ++t) {
-      const auto begin = static_cast<std::ptrdiff_t>(ids_.size());
-      for (int k = 0; k < options_.topk;) {
-        const auto id =
-            static_cast<std::int32_t>(random.next() % static_cast<std::uint64_t>(options_.experts));
-        if (std::find(ids_.begin() + begin, ids_.end(), id) != ids_.end()) continue;
-        ids_.push_back(id);
-        weights_.push_back(k == t % options_.topk ? 1.0F : 0.0F);
-        ++k;
-      }
+      if (options_.topk_idx.empty()) draw(random);
+      weigh(t);
+    }
+  }
+
+  // Different experts for a token.
+  void draw(Random& random) {
+    const auto begin = static_cast<std::ptrdiff_t>(ids_.size());
+    while (ids_.size() < index(begin) + index(options_.topk)) {
+      const auto id =
+          static_cast<std::int32_t>(random.next() % static_cast<std::uint64_t>(options_.experts));
+      if (std::find(ids_.begin() + begin, ids_.end(), id) == ids_.end()) ids_.push_back(id);
+    }
+  }
+
+  // All of a token's weight goes to one of its experts.
+  void weigh(int token) {
+    const std::size_t topk = index(options_.topk);
+    const std::size_t first = weights_.size();
+    weights_.resize(first + topk);
+    for (std::size_t i = 0; i < topk; ++i) {
+      const std::size_t k = (index(token) + i) % topk;
+      if (ids_[first + k] < 0) continue;
+      weights_[first + k] = 1.0F;
+      return;
     }
   }
 
@@ -236,6 +257,16 @@ void check(const LayerOptions& o) {
     fail(fmt::format("topk is {}, expected 1 to {}", o.topk, std::min(o.experts, kMaxTopk)));
   }
   check_path(o);
+  if (!o.topk_idx.empty() && o.topk_idx.size() != index(o.ranks)) {
+    fail(fmt::format("topk_idx is of {} ranks, expected {}", o.topk_idx.size(), o.ranks));
+  }
+  for (const auto& ids : o.topk_idx) {
+    if (ids.size() != index(o.tokens) * index(o.topk)) {
+      fail(fmt::format("topk_idx has {} choices of a rank, expected tokens x topk = {}", ids.size(),
+                       index(o.tokens) * index(o.topk)));
+    }
+    for (const std::int32_t id : ids) check_range("topk_idx", id, -1, o.experts - 1);
+  }
 }
 
 }  // namespace

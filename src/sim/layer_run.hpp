@@ -1,7 +1,7 @@
 // One MoE layer's dispatch and combine on a pod: every rank runs the library's engine.
 //
 // Ranks start together. Experts take no time: what is between dispatch and combine is the first
-// read of the received rows. Routing is uniform: each token has `topk` different experts.
+// read of the received rows.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +26,8 @@ struct LayerOptions {
   Path path = Path::push;   // read needs mapped memory; the others fetch what they read
   Roles roles;              // all 0: by the cost model
   bool moves_rows = false;  // and then compares what comes back; times are the same
+  // [ranks][tokens x topk], -1 = none. Empty: each token has `topk` different experts, all alike.
+  std::vector<std::vector<std::int32_t>> topk_idx;
   std::uint64_t seed = 1;
 };
 

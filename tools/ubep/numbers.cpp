@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 
 #include "tools/ubep/input_error.hpp"
@@ -30,6 +31,20 @@ std::vector<int> parse_numbers(const std::string& text, const char* option, int 
     list.push_back(value);
   }
   return list;
+}
+
+Roles parse_roles(const std::string& text, int lanes) {
+  if (text == "auto") return {};
+  std::string list = text;
+  std::replace(list.begin(), list.end(), ':', ',');
+  const std::vector<int> n = parse_numbers(list, "--roles", 0, lanes);
+  if (n.size() == 3 && n[0] >= 1 && (n[1] >= 1 || lanes == 1) && n[0] + n[1] + n[2] == lanes) {
+    return {.count = n[0], .send = n[1], .receive = n[2]};
+  }
+  throw InputError(
+      fmt::format("--roles: '{}' is not COUNT:SEND:RECEIVE of {} lanes in all, at least "
+                  "one that counts and one that sends",
+                  text, lanes));
 }
 
 std::vector<std::int32_t> block_map(int experts, int ranks) {

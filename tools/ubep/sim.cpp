@@ -14,7 +14,9 @@
 #include "tools/ubep/enum_option.hpp"
 #include "tools/ubep/exit_code.hpp"
 #include "tools/ubep/input_error.hpp"
+#include "tools/ubep/numbers.hpp"
 #include "tools/ubep/presets.hpp"
+#include "tools/ubep/routing_source.hpp"
 #include "tools/ubep/summary.hpp"
 
 namespace ubep::tools {
@@ -47,6 +49,15 @@ sim::LayerOptions resolve(const CLI::App& app, SimCommand& c) {
       one_of(c.path, "--path", {Path::read, Path::pull, Path::push, Path::bsp, Path::allgather});
   o.moves_rows = c.payload;
   o.seed = c.seed;
+  o.roles = parse_roles(c.roles, o.lanes);
+  for (RankRouting& rank : make_routing(
+           c.routing, {.num_tokens = std::vector<int>(static_cast<std::size_t>(o.ranks), o.tokens),
+                      .topk = o.topk,
+                      .experts = o.experts,
+                      .seed = o.seed,
+                      .tensor = c.tensor})) {
+    o.topk_idx.push_back(std::move(rank.topk_idx));
+  }
   return o;
 }
 
@@ -92,12 +103,12 @@ void print_breakdown(const sim::LayerResult& result, std::FILE* to) {
 }
 
 void print(const sim::LayerOptions& o, const sim::LayerResult& result, const Cost& cost,
-           std::FILE* to) {
+           const std::string& routing, std::FILE* to) {
   fmt::print(to,
              "pod {}: {} ranks, {} lanes; {} tokens x top-{} of {} experts, hidden {}, {}, {}, "
-             "path {}, seed {}\n",
+             "routing {}, path {}, seed {}\n",
              o.pod.name, o.ranks, o.lanes, o.tokens, o.topk, o.experts, o.hidden, name(o.dtype),
-             name(o.layout), name(o.path), o.seed);
+             name(o.layout), routing, name(o.path), o.seed);
   fmt::print(to, "virtual us     min       p50       p99       max   over ranks\n");
   const auto line = [&](const char* what, const Summary& s) {
     fmt::print(to, "{:10}{:9.2f} {:9.2f} {:9.2f} {:9.2f}\n", what, s.min, s.p50, s.p99, s.max);
@@ -177,6 +188,13 @@ void add_sim_options(CLI::App& app, SimCommand& c) {
   app.add_option("--layout", c.layout, "rank_major or expert_major")->capture_default_str();
   app.add_option("--path", c.path, "push or pull; read or allgather, with --layout rank_major; bsp")
       ->capture_default_str();
+  app.add_option("--roles", c.roles,
+                 "lanes that count, send and receive first: auto, or e.g. 1:40:7")
+      ->capture_default_str();
+  app.add_option("--routing", c.routing, "uniform, zipf:S, hot:N or file:PATH")
+      ->capture_default_str();
+  app.add_option("--tensor", c.tensor, "name of the tensor in --routing file:")
+      ->capture_default_str();
   app.add_option("--seed", c.seed, "of routing and jitter")->check(seed)->capture_default_str();
   app.add_flag("--payload", c.payload, "move the rows, too, and compare what comes back");
   app.add_option("--json", c.json, "write the result as JSON to a file, or - for standard output");
@@ -191,7 +209,7 @@ int run_sim(const CLI::App& app, SimCommand& command) {
   rusage usage = {};
   getrusage(RUSAGE_SELF, &usage);
   const Cost cost{wall.count(), static_cast<double>(usage.ru_maxrss) / (1 << 20)};
-  print(options, result, cost, command.json == "-" ? stderr : stdout);
+  print(options, result, cost, command.routing, command.json == "-" ? stderr : stdout);
   const std::string json =
       command.json.empty() ? "" : to_json(options, result, cost).dump(2) + "\n";
   if (command.json == "-") {

@@ -22,6 +22,9 @@ struct SimCommand {
   std::string dtype = "bf16";
   std::string layout = "expert_major";
   std::string path = "push";
+  std::string roles = "auto";
+  std::string routing = "uniform";
+  std::string tensor = "topk_idx";
   std::uint64_t seed = 1;
   bool payload = false;
   std::string json;
