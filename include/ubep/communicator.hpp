@@ -93,7 +93,8 @@ class UBEP_API Communicator {
   int step(int lane = 0, int lanes = 1);
   // How many lanes will call step() at once (1..64, at first 1): rows are cut for so many, and each
   // looks first after its role. Others may come and any may stay away. For operations that start
-  // from now on; none may be pending. Throws Error{invalid_argument}: roles that are not `lanes` in
+  // from now on; none may be pending. With more than one, peers see rows only once step() has stored
+  // them, however few they are. Throws Error{invalid_argument}: roles that are not `lanes` in
   // all, or without any that counts or sends.
   void set_lanes(int lanes, const Roles& roles = {});
   // Whom step() tells what each lane does; null = nobody. It must outlive the communicator, or be

@@ -69,6 +69,7 @@ struct GroupConfig {
   int expert_capacity = 0;       // most rows of an expert in expert_padded; 0 = not used
   bool push = false;             // every rank has an inbox
   bool bsp = false;              // with room for the windows of bsp
+  bool returns = false;          // outputs come back into inboxes on every path but allgather
   ExpertMap experts;
 
   // Rows that `rank` may receive from one source in one dispatch: a token may name an expert twice.

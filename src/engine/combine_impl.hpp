@@ -35,7 +35,7 @@ Status EngineImpl<F>::start_combine(HandleState& h, const CombineArgs& args) {
   publish_op_line(op.line);
   add_output_tiles(op);
   const auto rows = static_cast<std::uint64_t>(h.routed->receive.num_rows);
-  if (rows * stride_of(h) <= start_bytes_) (void)run_send_tiles(op);
+  if (rows * stride_of(h) <= start_bytes()) (void)run_send_tiles(op);
   (void)announce_outputs(op);
   return {};
 }
@@ -59,7 +59,7 @@ void EngineImpl<F>::add_output_tiles(Op& op) {
   const bool owner = h.routed->options.weighting == Weighting::owner;
   const Range area = own().y(h.slot, 1, 0, 0);
   const std::byte* shared = fabric_.claim(area);
-  if (!owner && op.own_y.data == shared && h.routed->options.path != Path::bsp) {
+  if (!owner && op.own_y.data == shared && !returns(*h.routed)) {
     const auto rows = static_cast<std::uint64_t>(h.routed->receive.num_rows);
     fabric_.commit(own().y(h.slot, stride, 0, rows), Store::near);
     return;
@@ -96,7 +96,7 @@ int EngineImpl<F>::send_outputs(Op& op, Tile& tile) {
   HandleState& h = *op.handle;
   const auto q = static_cast<int>(tile.peer);
   const bool owner = h.routed->options.weighting == Weighting::owner;
-  const bool back = h.routed->options.path == Path::bsp;
+  const bool back = q != rank_ && returns(*h.routed);
   const std::uint64_t stride = stride_of(h);
   const auto bytes = static_cast<std::size_t>(h.x.row_bytes());
   const std::uint64_t limit = op.line.capacity;
@@ -110,8 +110,9 @@ int EngineImpl<F>::send_outputs(Op& op, Tile& tile) {
     if (back) {
       const std::uint64_t first = h.routed->first_entry[tile.peer];
       const Range range = layout(q).back(h.slot, stride, first + tile.next, 1);
-      copy_row(h.store, fabric_.claim_at(q, range), op.own_y.row(static_cast<std::int64_t>(row)),
-               bytes);
+      std::byte* to = fabric_.claim_at(q, range);
+      owner ? sum_choices(op, q, tile.next, to)
+            : copy_row(h.store, to, op.own_y.row(static_cast<std::int64_t>(row)), bytes);
       fabric_.commit_at(q, range, h.store);
       continue;
     }
@@ -195,18 +196,23 @@ bool EngineImpl<F>::advance_owner(Op& op, int q) {
     stage = Op::kRecord;
   }
   if (stage != Op::kRecord) return false;
-  if (op.handle->routed->options.path != Path::bsp) return read_bases(op, q);
+  if (!returns(*op.handle->routed)) return read_bases(op, q);
   find_window_bases(op, q);
   return true;
 }
 
-// bsp: the owner has put its outputs back in the order of my entries.
+// The owner has put its outputs back in the order of my entries.
 template <Fabric F>
 void EngineImpl<F>::find_window_bases(Op& op, int q) {
-  const SendPlan& plan = op.handle->routed->send;
+  const Routed& routed = *op.handle->routed;
+  const SendPlan& plan = routed.send;
   const auto owner = static_cast<std::size_t>(q);
   std::uint32_t next = plan.off[owner];
   std::uint32_t* bases = op.bases.data() + op.first_base[owner];
+  if (!is_by_expert(routed.shape.layout)) {
+    *bases = next;
+    return;
+  }
   for (std::int32_t p = config_.experts.first[owner]; p < config_.experts.first[owner + 1]; ++p) {
     *bases++ = next;
     next += plan.group_rows[static_cast<std::size_t>(p)];
@@ -259,7 +265,7 @@ const std::byte* EngineImpl<F>::output_row(Op& op, int owner, std::uint64_t row)
   HandleState& h = *op.handle;
   const std::uint64_t stride = stride_of(h);
   if (owner != rank_) {
-    if (h.routed->options.path == Path::bsp) {
+    if (returns(*h.routed)) {
       return fabric_.inbox(own().back(h.slot, stride, row, 1));
     }
     return fabric_.acquire(owner, layout(owner).y(h.slot, stride, row, 1));
@@ -331,7 +337,7 @@ int EngineImpl<F>::reduce_tokens(Op& op, Tile& tile) {
   const SendPlan& plan = h.routed->send;
   const std::uint32_t begin = tile.next;
   const bool weighted = is_by_expert(h.routed->options.layout);
-  const bool back = h.routed->options.path == Path::bsp;
+  const bool back = returns(*h.routed);
   TokenRows token;
   token.missing = tile.missing;
   for (; tile.next < tile.end; ++tile.next) {

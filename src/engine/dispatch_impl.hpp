@@ -163,6 +163,7 @@ void EngineImpl<F>::begin_dispatch(const ConstRows& x, HandleState& h, bool cach
   if (!cached) {
     write_record(h);
     h.routed->receive.sources.resize(static_cast<std::size_t>(config_.size));
+    h.routed->first_entry.resize(static_cast<std::size_t>(config_.size));
   }
   publish_op_line(op.line);
   if (pushes(*h.routed)) {
@@ -186,7 +187,7 @@ void EngineImpl<F>::add_token_tiles(Op& op, bool in_slot) {
   fabric_.prepare(own().x(h.slot, stride_of(h), 0, tokens));
   const std::uint64_t bytes = tokens * stride_of(h);
   op.send.add(0, tokens, tiles_of(bytes, kTilesForAll));
-  if (bytes <= start_bytes_) (void)run_send_tiles(op);
+  if (bytes <= start_bytes()) (void)run_send_tiles(op);
 }
 
 // Offsets, counts and entries; pub announces them.
@@ -215,7 +216,7 @@ void EngineImpl<F>::bind_areas(HandleState& h) {
   Slot& slot = slot_of(h);
   std::byte* shared = fabric_.claim(own().y(h.slot, 1, 0, own().y_area_bytes()));
   const bool in_segment =
-      h.store == Store::near && options.weighting == Weighting::kernel && options.path != Path::bsp;
+      h.store == Store::near && options.weighting == Weighting::kernel && !returns(*h.routed);
   h.output.data = in_segment ? shared : slot.area->y.data();
 }
 
@@ -339,7 +340,7 @@ bool EngineImpl<F>::read_record_head(Op& op, int q) {
       std::uint64_t{op.theirs[static_cast<std::size_t>(q)].tokens} * op.line.topk;
   if (span[0] <= span[1] && span[1] <= most && most <= layout(q).max_entries()) {
     Routed& routed = *op.handle->routed;
-    if (pushes(routed)) routed.first_entry[static_cast<std::size_t>(q)] = span[0];
+    if (pushes(routed) || returns(routed)) routed.first_entry[static_cast<std::size_t>(q)] = span[0];
     return true;
   }
   Status status = status_of(op, Code::corrupt);

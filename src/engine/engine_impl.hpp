@@ -89,6 +89,8 @@ class EngineImpl final : public Engine {
 
   // roles_impl.hpp
   void split_roles(const Op& op);
+  // Several lanes would wait while the one that starts an operation stores all rows.
+  std::uint64_t start_bytes() const { return lanes_ > 1 ? 0 : start_bytes_; }
   bool counts(int lane) const { return lanes_ == 1 || lane < roles_.count; }
   bool receives(int lane) const { return lanes_ > 1 && lane >= roles_.count + roles_.send; }
   bool counts_only() const;
@@ -163,6 +165,11 @@ class EngineImpl final : public Engine {
   void layout_bases(Op& op);
 
   // combine_impl.hpp
+  // Owners put outputs into the sources' inboxes, instead of being read.
+  bool returns(const Routed& r) const {
+    return r.options.path == Path::bsp ||
+           (config_.returns && !r.shape.every_token && r.options.layout != Layout::expert_padded);
+  }
   void bind_outputs(Op& op, const ConstRows& y);
   void add_output_tiles(Op& op);
   int announce_outputs(Op& op);

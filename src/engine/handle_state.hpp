@@ -30,7 +30,7 @@ struct Routed {
   // push, bsp
   std::vector<SourceRows> outgoing;                // [R] own rows for each owner
   std::vector<std::vector<std::uint32_t>> counts;  // [R] rows of each source by expert position
-  std::vector<std::uint32_t> first_entry;          // [R] bsp: of this rank at each source
+  std::vector<std::uint32_t> first_entry;          // [R] of this rank at each source
 };
 
 namespace detail {

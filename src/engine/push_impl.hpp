@@ -22,7 +22,6 @@ void EngineImpl<F>::plan_outgoing(Routed& routed) {
   const auto ranks = static_cast<std::size_t>(config_.size);
   routed.outgoing.resize(ranks);
   routed.counts.resize(ranks);
-  routed.first_entry.resize(ranks);
   for (int r = 0; r < config_.size; ++r) {
     if (r == rank_) continue;
     SourceRows& out = routed.outgoing[static_cast<std::size_t>(r)];
@@ -50,7 +49,7 @@ int EngineImpl<F>::push_windows(Op& op) {
   }
   op.unplaced.for_each([&](int owner) { add_push_tiles(op, owner); });
   op.unplaced.clear();
-  return bytes <= start_bytes_ ? run_send_tiles(op) : 0;
+  return bytes <= start_bytes() ? run_send_tiles(op) : 0;
 }
 
 // Where the groups of each owner begin in op.bases.

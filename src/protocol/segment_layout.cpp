@@ -29,7 +29,7 @@ SegmentLayout::SegmentLayout(const GroupConfig& config, int rank)
   if (config.push) {
     const auto experts = static_cast<std::uint64_t>(config.experts.num_experts());
     counts_bytes_ = std::max(size, experts) * sizeof(std::uint32_t);
-    if (config.bsp)
+    if (config.bsp || config.returns)
       back_bytes_ = round_up(checked_mul(max_entries_, config.max_stride), kPageBytes);
     inbox_bytes_ = std::max(
         checked_mul(static_cast<std::uint64_t>(slots_), checked_add(y_bytes_, back_bytes_)),

@@ -27,6 +27,7 @@ GroupConfig make_group(const LayerOptions& o) {
   config.max_stride = round_up(config.max_row_bytes, kLineBytes);
   config.push = o.path == Path::push || o.path == Path::bsp;
   config.bsp = o.path == Path::bsp;
+  config.returns = o.path == Path::push;
   config.experts = ExpertMap(block_map(o.experts, o.ranks), o.ranks);
   return config;
 }
