@@ -5,6 +5,7 @@
 #include <array>
 #include <vector>
 
+#include "base/distances.hpp"
 #include "plan/schedule.hpp"
 #include "plan/send_plan.hpp"
 
@@ -21,7 +22,7 @@ constexpr int kLanes = 48;
 struct Workload {
   ExpertMap experts;
   std::vector<std::int32_t> topk_idx;
-  std::vector<float> topk_weights = std::vector<float>(kTokens * kTopk, 0.125F);
+  std::vector<float> topk_weights;
   Destinations to;
   SendPlan plan;
   Schedule schedule;
@@ -31,14 +32,12 @@ struct Workload {
     std::uint64_t random = 1;
     for (int i = 0; i < kTokens * kTopk; ++i) {
       random = random * 6364136223846793005U + 1442695040888963407U;
+      topk_weights.push_back(0.125F);
       topk_idx.push_back(
           static_cast<std::int32_t>((random >> 33) % static_cast<std::uint64_t>(num_experts)));
     }
-    std::vector<std::uint16_t> tiers;
-    for (int r = 0; r < kRanks; ++r) {
-      tiers.push_back(static_cast<std::uint16_t>(r == kSelf ? 0 : r / 8 == kSelf / 8 ? 1 : 2));
-    }
-    make_destinations(experts, tiers, {.self = kSelf, .by_expert = true}, to);
+    const Distances far = distances_of_groups(std::array{8, kRanks}, kRanks);
+    make_destinations(experts, far.from(kSelf), {.self = kSelf, .by_expert = true}, to);
     make_plan();
     make_order(to, {.lanes = kLanes}, schedule);
     count_rows(plan.group_rows, schedule);

@@ -8,8 +8,9 @@
 //   for_each_run(schedule, schedule.slice(lane, 8), [&](const RowRun& run) { send(run); });
 //
 // The algorithm is UBEP's hierarchical token-level scheduling (arXiv 2607.06202, as secondary notes
-// tell it). Pure: flat arrays, no pointers. Linear in destinations and lanes; reuses its memory.
-// Not for one lane that sends everything in the order of the record: that needs no schedule.
+// tell it). Pure: flat arrays, no pointers. Linear in destinations, tiers and lanes; reuses its
+// memory. Not for one lane that sends everything in the order of the record: that needs no
+// schedule.
 #pragma once
 
 #include <algorithm>

@@ -15,6 +15,7 @@ constexpr const char* kKind = "a topology";
 
 Distances of_pod(const Pod& pod) {
   std::vector<int> sizes;
+  sizes.reserve(pod.tiers.size());
   for (const Tier& tier : pod.tiers) sizes.push_back(tier.ranks);
   return distances_of_groups(sizes, pod.ranks);
 }

@@ -1,6 +1,7 @@
 #include "memory/prefix_search.hpp"
 
 #include <gtest/gtest.h>
+#include <hwy/targets.h>
 
 #include <numeric>
 #include <vector>
@@ -19,38 +20,82 @@ TEST(PrefixSearchTest, FourStepsUpTo256FiveUpTo1024) {
   EXPECT_EQ(search_steps(1024), 5);
 }
 
-TEST(PrefixSearchTest, FindsTheOnePlaceInAsManySteps) {
-  for (std::uint32_t num = 1; num <= 1100; num += num < 300 ? 1 : 37) {
+// Prefix sums of random numbers, some of them 0, and the place of each row.
+struct Sums {
+  std::vector<std::uint32_t> begin = {0};
+  std::vector<std::uint32_t> owner;
+
+  explicit Sums(std::uint32_t num) {
     test::Random random(num, 4, 4);
-    std::vector<std::uint32_t> begin = {0};
-    std::vector<std::uint32_t> owner;
     const int none_in = random.between(1, 4);
-    for (std::uint32_t p = 0; p < num; ++p) {
+    for (std::uint32_t place = 0; place < num; ++place) {
       const int rows = random.one_in(none_in) ? 0 : random.between(1, 5);
-      owner.insert(owner.end(), static_cast<std::size_t>(rows), p);
+      owner.insert(owner.end(), static_cast<std::size_t>(rows), place);
       begin.push_back(static_cast<std::uint32_t>(owner.size()));
     }
-    for (std::uint32_t row = 0; row < owner.size(); ++row) {
+  }
+};
+
+constexpr std::uint32_t kMost = 1100;
+std::uint32_t next_size(std::uint32_t num) { return num + (num < 300 ? 1 : 37); }
+
+TEST(PrefixSearchTest, FindsTheOnePlaceInAsManySteps) {
+  for (std::uint32_t num = 1; num <= kMost; num = next_size(num)) {
+    const Sums sums(num);
+    for (std::uint32_t row = 0; row < sums.owner.size(); ++row) {
       int steps = 0;
-      ASSERT_EQ(find_place(begin, row, &steps), owner[row]) << num << " places, row " << row;
+      ASSERT_EQ(find_place(sums.begin, row, &steps), sums.owner[row])
+          << num << " places, row " << row;
       ASSERT_EQ(steps, search_steps(num)) << num << " places, row " << row;
     }
-    std::vector<std::uint32_t> rows(owner.size());
-    std::iota(rows.begin(), rows.end(), 0U);
-    std::vector<std::uint32_t> places(owner.size());
-    find_places(begin, rows, places.data());
-    ASSERT_EQ(places, owner) << num << " places";
   }
 }
 
-TEST(PrefixSearchTest, SumsBeyondTheSignedRange) {
+// Runs each test on one instruction set.
+class PrefixVectorsTest : public testing::TestWithParam<std::int64_t> {
+ protected:
+  void SetUp() override { choose(GetParam()); }
+  void TearDown() override { choose(0); }
+
+ private:
+  static void choose(std::int64_t target) {
+    hwy::SetSupportedTargetsForTest(target);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  }
+};
+
+struct TargetName {
+  std::string operator()(const testing::TestParamInfo<std::int64_t>& instance) const {
+    return hwy::TargetName(instance.param);
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Targets, PrefixVectorsTest,
+                         testing::ValuesIn(hwy::SupportedAndGeneratedTargets()), TargetName());
+
+TEST_P(PrefixVectorsTest, FindTheSamePlaces) {
+  for (std::uint32_t num = 1; num <= kMost; num = next_size(num)) {
+    const Sums sums(num);
+    std::vector<std::uint32_t> rows(sums.owner.size());
+    std::iota(rows.begin(), rows.end(), 0U);
+    std::vector<std::uint32_t> places(rows.size());
+    find_places(sums.begin, rows, places.data());
+    ASSERT_EQ(places, sums.owner) << num << " places";
+  }
+}
+
+TEST_P(PrefixVectorsTest, SumsBeyondTheSignedRange) {
   const std::vector<std::uint32_t> begin = {0, 0, 5, 0x80000000U, 0x80000000U, 0xFFFFFFFFU};
-  const std::vector<std::uint32_t> rows = {0, 4, 5, 0x7FFFFFFFU, 0x80000000U, 0xFFFFFFFEU, 0, 1, 2};
-  const std::vector<std::uint32_t> want = {1, 1, 2, 2, 4, 4, 1, 1, 1};
+  std::vector<std::uint32_t> rows;
+  for (int i = 0; i < 10; ++i) {
+    rows.insert(rows.end(), {0, 4, 5, 0x7FFFFFFFU, 0x80000000U, 0xFFFFFFFEU, 1});
+  }
   std::vector<std::uint32_t> places(rows.size());
   find_places(begin, rows, places.data());
-  EXPECT_EQ(places, want);
-  for (std::size_t i = 0; i < rows.size(); ++i) EXPECT_EQ(find_place(begin, rows[i]), want[i]);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    EXPECT_EQ(places[i], (std::vector<std::uint32_t>{1, 1, 2, 2, 4, 4, 1})[i % 7]) << rows[i];
+    EXPECT_EQ(places[i], find_place(begin, rows[i])) << rows[i];
+  }
 }
 
 }  // namespace

@@ -253,6 +253,25 @@ TEST(ScheduleTest, MemoryIsReusedAndNothingOfTheLastOneStays) {
   }
 }
 
+TEST(ScheduleTest, NothingIsAllocatedAgain) {
+  ScheduleCase c = random_case(3);
+  const auto memory = [&] {
+    const Schedule& s = c.schedule;
+    return std::vector{s.order.data(),     s.begin.data(),    s.sorted.data(),
+                       s.tier_next.data(), s.tier_end.data(), s.turns.data()};
+  };
+  c.options.remap = true;
+  c.schedule = {};
+  make(c);
+  const auto before = memory();
+  for (const int lanes : {c.options.lanes, 1}) {
+    c.options.lanes = lanes;
+    make_order(c.to, c.options, c.schedule);
+    count_rows(c.rows, c.schedule);
+    EXPECT_EQ(memory(), before);
+  }
+}
+
 TEST(ScheduleTest, DestinationsAreRanksOrExpertPositions) {
   const ExpertMap experts({2, 0, 2, 3, 0, 2}, 4);
   const std::vector<std::uint16_t> tiers = {2, 1, 0, 1};
