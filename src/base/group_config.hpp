@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/math.hpp"
+#include "ubep/types.hpp"
 
 namespace ubep {
 
@@ -68,6 +69,8 @@ struct GroupConfig {
   int expert_capacity = 0;       // most rows of an expert in expert_padded; 0 = not used
   bool push = false;             // every rank has an inbox
   bool bsp = false;              // with room for the windows of bsp
+  Protocol protocol = Protocol::put_with_signal;  // of pushed rows
+  int checksum_rows = 0;                          // of a batch; 0 = all rows of a message
   ExpertMap experts;
 
   // Rows that `rank` may receive from one source in one dispatch: a token may name an expert twice.
