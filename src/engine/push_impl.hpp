@@ -50,7 +50,8 @@ int EngineImpl<F>::push_windows(Op& op) {
   }
   op.unplaced.for_each([&](int owner) { add_push_tiles(op, owner); });
   op.unplaced.clear();
-  return bytes <= start_bytes_ ? run_send_tiles(op) : 0;
+  const bool is_left_to_step = decodes(routed) && is_by_expert(routed.shape.layout);
+  return bytes <= start_bytes_ && !is_left_to_step ? run_send_tiles(op) : 0;
 }
 
 // Where the groups of each owner begin in op.bases.

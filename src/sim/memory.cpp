@@ -140,10 +140,8 @@ void Memory::land(std::uint64_t number) {
     if (!options_.moves_rows) node(put.peer).landed.insert(put.range.offset);
     tell_(put.peer, put.landed_at);
   }
-  if (options_.tells_acks) {
-    p.acknowledged = std::max(p.acknowledged, put.landed_at + way_back_(put.peer, put.rank));
-    tell_(put.rank, p.acknowledged);
-  }
+  p.last_landing = std::max(p.last_landing, put.landed_at);
+  if (options_.tells_acks) tell_(put.rank, p.last_landing + way_back_(put.peer, put.rank));
   if (put.number == 0) return;  // order() has not come yet
   p.covered = std::max(p.covered, put.landed_at);
   note_landed(p, put.number);
@@ -153,7 +151,7 @@ void Memory::land(std::uint64_t number) {
 
 bool Memory::flushed(int rank, int peer) {
   const Pair& p = pair(rank, peer);
-  return p.unacknowledged == 0 && p.acknowledged <= queue_.now();
+  return p.unacknowledged == 0 && p.last_landing + way_back_(peer, rank) <= queue_.now();
 }
 
 void Memory::note_landed(Pair& p, std::uint64_t number) {

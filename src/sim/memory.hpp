@@ -126,7 +126,7 @@ class Memory {
     Time last = 0;                     // when the newest flag appears
     Time last_unit = 0;                // in order: when the newest unit does
     std::uint64_t unacknowledged = 0;  // puts
-    Time acknowledged = 0;             // when the sender hears of the last that has landed
+    Time last_landing = 0;             // when the last byte of those that landed appears
   };
   struct Put {
     int rank;

@@ -23,7 +23,8 @@ constexpr int kMostElements = 600;  // of one rank's tokens
 constexpr int kMostCalls = 6000;    // of the fabric, until something befalls a rank
 
 Case draw_calls(std::uint64_t seed, bool mapped) {
-  Case c = make_case(seed, {.max_ranks = 4, .max_operations = 8, .max_elements = kMostElements});
+  Case c = make_case(seed, {.max_ranks = 4, .max_operations = 8, .max_elements = kMostElements,
+                           .draws_protocol = false});
   for (Operation& op : c.operations) {
     for (LocalChoice& local : op.local) {
       const bool in_place =
@@ -142,17 +143,20 @@ void scatter_sentinels(Setup& setup, Random& random) {
   }
 }
 
-// More pushing than the seed drew.
-void push_more(Case& c, Random& random) {
+// More pushing than the seed drew. bsp, whose flags are its own, where it stays.
+void push_more(Case& c, bool keeps_bsp, Random& random) {
   c.options.push = true;
   for (Operation& op : c.operations) {
     if (op.origin >= 0) continue;
+    op.bsp = op.bsp && keeps_bsp;
     for (LocalChoice& local : op.local) {
+      if (local.options.path == Path::bsp && !keeps_bsp) local.options.path = Path::push;
       if (local.options.path == Path::pull && !random.one_in(4)) local.options.path = Path::push;
     }
   }
   for (Operation& op : c.operations) {
     if (op.origin < 0) continue;
+    op.bsp = c.operations[index(op.origin)].bsp;
     for (std::size_t r = 0; r < op.local.size(); ++r) {
       op.local[r].options = c.operations[index(op.origin)].local[r].options;
     }
@@ -165,7 +169,7 @@ void choose_protocol(Setup& setup, const Cuts& cuts, Random& random) {
   sim::MemoryOptions& memory = setup.world.memory;
   const bool ordered = !memory.weak || memory.in_order;
   if (cuts.protocol != Protocol::automatic) {
-    push_more(setup.calls, random);
+    push_more(setup.calls, !cuts.loses_signal, random);
     options.protocol = cuts.protocol;
     options.checksum_rows = cuts.checksum_rows;
     const FabricFacts facts{.atomic_bytes = memory.unit, .ordered_stores = ordered};

@@ -22,6 +22,7 @@ struct SimCommand {
   std::string dtype = "bf16";
   std::string layout = "expert_major";
   std::string path = "push";
+  std::string protocol = "auto";
   std::uint64_t seed = 1;
   bool payload = false;
   std::string json;
