@@ -44,7 +44,10 @@ struct CommunicatorOptions {
   // Peers may store rows into this rank's inbox: Path::push, and `automatic` where it is faster. A
   // peer gone wrong can then falsify rows; without, it can falsify only its own.
   bool push = true;
-  bool bsp = false;  // room for the windows of Path::bsp; needs push
+  // How pushed rows are known to have arrived; refused where the fabric cannot carry it.
+  Protocol protocol = Protocol::automatic;
+  int checksum_rows = 0;  // Protocol::checksum: rows of a batch; 0 = all from one rank to another
+  bool bsp = false;       // room for the windows of Path::bsp; needs push
   Store store = Store::automatic;
   std::chrono::milliseconds timeout{0};  // of waiting calls; 0 = UBEP_TIMEOUT_MS, else 30 s
 };

@@ -42,6 +42,23 @@ constexpr bool is_by_expert(Layout layout) { return layout != Layout::rank_major
 //              and reduce-scatter.
 enum class Path : std::uint8_t { automatic, read, pull, push, bsp, allgather };
 
+// How the owner of pushed rows learns that they have arrived (docs/protocol.md, "Protocols").
+//   put_with_signal  bare rows, then one word that the fabric keeps behind them (`automatic`).
+//   token_flag_N     Token-Flag Fusion: blocks of N bytes, each with a flag; row by row.
+//   checksum         Data-for-Checksum: bare rows, and a CRC32C for each batch of them.
+//   sentinel         Sentinel Polling: bare rows over words that the owner has marked as empty.
+//   fence            bare rows, a wait until all are acknowledged, then flags: the baseline.
+enum class Protocol : std::uint8_t {
+  automatic,
+  put_with_signal,
+  token_flag_16,
+  token_flag_128,
+  token_flag_512,
+  checksum,
+  sentinel,
+  fence
+};
+
 // How lines that cross between ranks are stored (docs/adr/0003-store-policy.md).
 //   near  plain stores, in place: ranks share a cache.
 //   far   non-temporal stores by the side that produces them; own rows stay in private memory.
@@ -66,6 +83,7 @@ enum class Placement : std::uint8_t { unknown, smt, near, far };
 UBEP_API const char* name(DType dtype);
 UBEP_API const char* name(Layout layout);
 UBEP_API const char* name(Path path);
+UBEP_API const char* name(Protocol protocol);
 UBEP_API const char* name(Store store);
 UBEP_API const char* name(Placement placement);
 

@@ -56,10 +56,17 @@ GroupConfig make_config(const CommunicatorOptions& o, int size) {
   }
   check_range("expert_capacity", o.expert_capacity, 0, 1 << 24);
   check_flag("bsp", o.bsp, o.push, "push");
+  if (o.protocol > Protocol::fence) refuse("protocol is {}, expected 0..7", int(o.protocol));
+  check_flag("protocol", o.protocol != Protocol::automatic, o.push, "push");
+  check_range("checksum_rows", o.checksum_rows, 0, 1 << 24);
+  check_flag("checksum_rows", o.checksum_rows != 0, o.protocol == Protocol::checksum,
+             "Protocol::checksum");
   GroupConfig config;
   config.expert_capacity = o.expert_capacity;
   config.push = o.push;
   config.bsp = o.bsp;
+  if (o.protocol != Protocol::automatic) config.protocol = o.protocol;
+  config.checksum_rows = o.checksum_rows;
   config.size = size;
   config.slots = o.slots;
   config.max_tokens = o.max_tokens;

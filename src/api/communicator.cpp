@@ -55,7 +55,9 @@ AgreedFields agreed_fields(const GroupConfig& config) {
            {"slots", static_cast<std::uint64_t>(config.slots)},
            {"expert_capacity", static_cast<std::uint64_t>(config.expert_capacity)},
            {"push", config.push ? 1U : 0U},
-           {"bsp", config.bsp ? 1U : 0U}}};
+           {"bsp", config.bsp ? 1U : 0U},
+           {"protocol", static_cast<std::uint64_t>(config.protocol)},
+           {"checksum_rows", static_cast<std::uint64_t>(config.checksum_rows)}}};
 }
 
 MemoryPlan plan_of(const GroupConfig& config, int rank) {

@@ -25,7 +25,7 @@ enum class Ordering : std::uint8_t {
 
 // Work of the engine on its own memory; costs nothing on a real fabric.
 struct Work {
-  enum class Kind : std::uint8_t { plan, copy, reduce };
+  enum class Kind : std::uint8_t { plan, copy, reduce, verify };  // verify: reads only
   Kind kind = Kind::copy;
   std::uint64_t bytes = 0;
 };
@@ -42,7 +42,7 @@ struct FabricFacts {
   bool mapped = false;             // acquire() is an address computation
   bool moves_rows = true;          // false: rows have addresses, but nothing lies there
   std::uint32_t atomic_bytes = 8;  // aligned stores of this size are never torn
-  bool ordered_stores = false;     // plain stores become visible in order
+  bool ordered_stores = false;     // a release store becomes visible after all stores before it
   Placement placement = Placement::unknown;
   double flag_one_way_ns = 0;  // 0 = not measured
   LaneRates lane;

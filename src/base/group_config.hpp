@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/math.hpp"
+#include "ubep/types.hpp"
 
 namespace ubep {
 
@@ -70,6 +71,8 @@ struct GroupConfig {
   bool push = false;             // every rank has an inbox
   bool bsp = false;              // with room for the windows of bsp
   bool returns = false;          // outputs come back into inboxes on every path but allgather
+  Protocol protocol = Protocol::put_with_signal;  // of pushed rows
+  int checksum_rows = 0;                          // of a batch; 0 = all rows of a message
   ExpertMap experts;
 
   // Rows that `rank` may receive from one source in one dispatch: a token may name an expert twice.

@@ -148,9 +148,14 @@ Status EngineImpl<F>::describe_wait(const HandleState& handle) const {
   if (op == nullptr) return not_ready(handle.kind, "the operation is not pending");
   Status status = status_of(*op, Code::not_ready);
   status.missing = op->waiting.low();
-  if (op->waiting.empty() && !(op->unplaced.empty() && op->coming.empty())) {
+  RankSet coming = op->coming;
+  op->decoding.for_each([&](int q) {
+    // acquires: nothing; whose rows may be missing.
+    if (fabric_.load_flag(q, layout(q).sent(handle.slot, rank_)) < op->line.epoch) coming.insert(q);
+  });
+  if (op->waiting.empty() && !(op->unplaced.empty() && coming.empty())) {
     const bool bases = !op->unplaced.empty();
-    const RankSet& missing = bases ? op->unplaced : op->coming;
+    const RankSet& missing = bases ? op->unplaced : coming;
     const int q = missing.first();
     status.missing = missing.low();
     status.peer = static_cast<std::int16_t>(q);

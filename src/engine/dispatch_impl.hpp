@@ -26,13 +26,16 @@ Status EngineImpl<F>::next_slot(bool uses_input, std::uint64_t& epoch) const {
     status.what = "the slot is leased: combine or release an earlier dispatch first";
     return status;
   }
-  if (epoch - first_ <= slots_.size()) return {};
-  status.word = Word::done;
-  status.expected = epoch - slots_.size();
+  const bool is_first = epoch - first_ <= slots_.size();
+  if (is_first && (!arms_ || made_together_)) return {};
+  status.word = is_first ? Word::armed : Word::done;
+  status.expected = is_first ? first_ + 1 : epoch - slots_.size();
   for (int p = config_.size - 1; p >= 0; --p) {
     if (p == rank_ || lost_.contains(p)) continue;
-    // acquires: the end of p's reads of this slot; without it rows would change under p.
-    const std::uint64_t seen = fabric_.load_flag(p, layout(p).done(slot));
+    // acquires: the end of p's reads of this slot, or that it is armed; without it rows would change
+    // under p.
+    const std::uint64_t seen =
+        fabric_.load_flag(p, is_first ? layout(p).armed(slot) : layout(p).done(slot));
     if (seen >= status.expected) continue;
     status.missing |= low_bit(p);
     status.peer = static_cast<std::int16_t>(p);
@@ -44,6 +47,7 @@ Status EngineImpl<F>::next_slot(bool uses_input, std::uint64_t& epoch) const {
 template <Fabric F>
 Status EngineImpl<F>::input(std::int64_t num_tokens, std::int64_t hidden, DType dtype, Rows& x) {
   if (!failed_.ok()) return failed_;
+  tell_windows_armed();
   std::uint64_t epoch = 0;
   const Status status = next_slot(false, epoch);
   if (!status.ok()) return status;
@@ -74,6 +78,7 @@ Status EngineImpl<F>::start_dispatch(const ConstRows& x, const RoutingView& rout
   if (options.path == Path::read && !fabric_.facts().mapped) {
     throw Error(ErrorCode::invalid_argument, "path is read, expected pull: peers are not mapped");
   }
+  tell_windows_armed();
   std::uint64_t epoch = 0;
   const Status status = next_slot(input_reserved_ && x.data == input_data_, epoch);
   if (!status.ok()) return status;
@@ -100,6 +105,7 @@ Status EngineImpl<F>::start_cached_dispatch(const ConstRows& x, const HandleStat
                                             HandleState& handle) {
   if (!failed_.ok()) return failed_;
   check_input(x);
+  tell_windows_armed();
   std::uint64_t epoch = 0;
   const Status status = next_slot(input_reserved_ && x.data == input_data_, epoch);
   if (!status.ok()) return status;
@@ -165,6 +171,7 @@ void EngineImpl<F>::begin_dispatch(const ConstRows& x, HandleState& h, bool cach
     h.routed->receive.sources.resize(static_cast<std::size_t>(config_.size));
     h.routed->first_entry.resize(static_cast<std::size_t>(config_.size));
   }
+  if (arms_ && h.routed->options.path == Path::push) mark_rows(op);
   publish_op_line(op.line);
   if (pushes(*h.routed)) {
     (void)announce_rows(op);
@@ -265,6 +272,7 @@ int EngineImpl<F>::advance_dispatch(Op& op) {
   });
   if (failed_.ok() && !op.sent && op.announced) done += find_bases(op);
   if (failed_.ok() && !op.coming.empty()) done += look_for_rows(op);
+  if (failed_.ok() && op.decoding.meets(lost_)) done += look_at_lost_sources(op);
   if (!failed_.ok()) return done;
   // Replacing a repeated plan: no lane may still be at work by the old one.
   const bool may_replace_plan =
@@ -276,6 +284,7 @@ int EngineImpl<F>::advance_dispatch(Op& op) {
   }
   add_copies(op);
   if (op.placed && op.sent && op.coming.empty() && op.receive.idle()) {
+    if (decodes_) tidy_windows(h);
     show_received(op);
     report_overflow(op);
     finish(op);
@@ -304,6 +313,7 @@ bool EngineImpl<F>::advance_source(Op& op, int q) {
       announced(op, q, layout(q).pub(op.handle->slot), op.line.epoch)) {
     stage = Op::kRecordHead;
   }
+  if (stage == Op::kRecordHead && !read_marks(op, q)) return false;
   if (stage == Op::kRecordHead) {
     if (op.cached) return true;
     if (read_record_head(op, q)) stage = Op::kRecord;

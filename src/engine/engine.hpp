@@ -62,6 +62,11 @@ struct EngineOptions {
   std::uint64_t start_bytes = 1 << 20;
   // Epochs and sequence numbers go on from here; on all ranks the same.
   std::uint64_t epoch = 0;
+  // Narrow tags (row_protocol.hpp) are wiped out of a slot once they are so old.
+  std::uint64_t scrub_every = std::uint64_t{1} << 30;
+  // All engines are made before the first operation of any: nobody needs to be told of armed
+  // windows. A simulator's.
+  bool made_together = false;
 };
 
 // Bytes of a rank's private row areas.

@@ -1,5 +1,5 @@
 // The engine over any fabric. The bodies: roles_impl.hpp, agree_impl.hpp, dispatch_impl.hpp,
-// push_impl.hpp, place_impl.hpp and combine_impl.hpp.
+// push_impl.hpp, wire_impl.hpp, place_impl.hpp and combine_impl.hpp.
 //
 // To add a fabric: satisfy fabric/concept.hpp and instantiate EngineImpl in one .cpp.
 #pragma once
@@ -18,7 +18,9 @@
 #include "fabric/concept.hpp"
 #include "memory/copy.hpp"
 #include "memory/row_kernels.hpp"
+#include "memory/row_words.hpp"
 #include "plan/roles.hpp"
+#include "protocol/protocols.hpp"
 #include "protocol/record.hpp"
 #include "protocol/segment_layout.hpp"
 
@@ -143,8 +145,8 @@ class EngineImpl final : public Engine {
   static bool pushes(const Routed& r) {
     return r.options.path == Path::push || r.options.path == Path::bsp;
   }
-  static bool to_windows(const Routed& r) {
-    return r.options.path == Path::bsp || !is_by_expert(r.shape.layout);
+  bool to_windows(const Routed& r) const {
+    return r.options.path == Path::bsp || !is_by_expert(r.shape.layout) || decodes_;
   }
   bool sums_bases() const {
     return std::int64_t{config_.size} * config_.experts.num_experts() <= most_counts_;
@@ -155,6 +157,7 @@ class EngineImpl final : public Engine {
   int find_bases(Op& op);
   void add_push_tiles(Op& op, int owner);
   int push_rows(Op& op, Tile& tile);
+  void end_push_tile(Op& op, int owner, std::uint32_t rows);
   int look_for_rows(Op& op);
   enum class Fate : std::uint8_t { waiting, stored, lost, released };
   Fate fate_of(Op& op, int q, std::uint64_t word_offset);
@@ -163,6 +166,33 @@ class EngineImpl final : public Engine {
   void leave_rows(Op& op);
   void zero_rows(Op& op, int q);
   void layout_bases(Op& op);
+
+  // wire_impl.hpp
+  bool decodes(const Routed& r) const {  // bsp has flags of its own
+    return decodes_ && r.options.path != Path::bsp;
+  }
+  std::uint32_t batch_of(const Routed& r, std::uint32_t rows) const {
+    return decodes(r) ? protocol_.batch_rows(config_.checksum_rows, rows) : 1;
+  }
+  bool is_fenced(const Routed& r) const { return is_acknowledged_ && r.options.path == Path::push; }
+  WireRow wire_row(const HandleState& h) const {
+    return {.bytes = static_cast<std::uint64_t>(h.x.row_bytes()), .epoch = h.epoch, .slot = h.slot};
+  }
+  void begin_windows(std::uint64_t first);
+  void tell_windows_armed();
+  bool windows_armed(int rank, int slot, std::uint64_t epoch) const;
+  void tidy_windows(const HandleState& h);
+  void mark_rows(Op& op);
+  bool read_marks(Op& op, int q);
+  bool is_marked(const Op& op, int q, std::uint32_t token) const;
+  int push_encoded(Op& op, Tile& tile);
+  void put_checksum(Op& op, int owner, std::uint32_t batch, std::uint32_t sum);
+  int decode_rows(Op& op, Tile& tile);
+  bool decode_batch(Op& op, const Tile& tile, std::uint32_t end, std::size_t& group);
+  std::byte* place_of(const Op& op, int q, std::uint32_t row, std::size_t& group) const;
+  int look_at_lost_sources(Op& op);
+  bool tell_rows(Op& op);
+  void tell_rows_unfenced(Op& op);
 
   // combine_impl.hpp
   // Owners put outputs into the sources' inboxes, instead of being read.
@@ -186,10 +216,17 @@ class EngineImpl final : public Engine {
 
   F& fabric_;
   GroupConfig config_;
+  const RowProtocol& protocol_;
+  bool decodes_;  // asked often
+  bool arms_;
+  bool is_acknowledged_;
   Store store_;  // of the next dispatch
   std::int64_t most_counts_;
   std::uint64_t tile_bytes_;
   std::uint64_t start_bytes_;
+  std::uint64_t scrub_every_;
+  bool made_together_;
+  bool told_armed_;
   int rank_;
   std::vector<SegmentLayout> layouts_;
   std::vector<Slot> slots_;
@@ -225,10 +262,17 @@ template <Fabric F>
 EngineImpl<F>::EngineImpl(F& fabric, const EngineOptions& options)
     : fabric_(fabric),
       config_(options.config),
+      protocol_(find_protocol(config_.protocol)),
+      decodes_(config_.push && protocol_.decodes()),
+      arms_(config_.push && protocol_.arms()),
+      is_acknowledged_(protocol_.arrival() == RowProtocol::Arrival::acknowledged),
       store_(options.store),
       most_counts_(options.most_counts),
       tile_bytes_(options.tile_bytes),
       start_bytes_(options.start_bytes),
+      scrub_every_(options.scrub_every),
+      made_together_(options.made_together),
+      told_armed_(options.made_together),
       rank_(fabric.rank()),
       slots_(static_cast<std::size_t>(config_.slots)),
       first_(options.epoch),
@@ -249,6 +293,7 @@ EngineImpl<F>::EngineImpl(F& fabric, const EngineOptions& options)
     free_areas_.push_back(&area);
   }
   for (int i = 0; i < 2 * config_.slots; ++i) ops_.push_back(std::make_unique<Op>(config_.size));
+  if (config_.push) begin_windows(options.epoch);
 }
 
 // One is free when a slot is. That of the last lease is most likely still in the caches: with one
@@ -282,12 +327,15 @@ Op& EngineImpl<F>::free_op() {
   for (const auto& op : ops_) {
     if (op->line.kind != OpKind::none) continue;
     op->cached = op->announced = op->sent = op->placed = false;
-    for (RankSet* set :
-         {&op->absent, &op->unplaced, &op->pushers, &op->coming, &op->unsent, &op->copying}) {
+    for (RankSet* set : {&op->absent, &op->unplaced, &op->pushers, &op->coming, &op->unsent,
+                         &op->decoding, &op->copying}) {
       set->clear();
     }
     op->status = {};
     std::fill(op->stage.begin(), op->stage.end(), Op::kOpLine);
+    if (arms_) {
+      for (auto& marks : op->marks) marks.clear();
+    }
     op->send.clear();
     op->receive.clear();
     op->copied.store_release(0);          // publishes: nothing; no tile is out yet
@@ -476,6 +524,10 @@ void EngineImpl<F>::release(HandleState& handle) {
     abandon_fetches(*op);
     // Own rows need nobody, their source may be gone afterwards, and peers still count on them.
     (void)run_send_tiles(*op);
+    if (handle.kind == OpKind::dispatch) {
+      tell_rows_unfenced(*op);
+      slot_of(handle).dirty = true;
+    }
     if (!op->unplaced.empty() && handle.kind == OpKind::dispatch) leave_rows(*op);
     (void)(outputs_published ? announce_outputs(*op) : announce_rows(*op));
     finish(*op);
@@ -512,3 +564,4 @@ void EngineImpl<F>::close() {
 #include "engine/place_impl.hpp"     // IWYU pragma: export
 #include "engine/push_impl.hpp"      // IWYU pragma: export
 #include "engine/roles_impl.hpp"     // IWYU pragma: export
+#include "engine/wire_impl.hpp"      // IWYU pragma: export

@@ -40,8 +40,10 @@ struct Op {
         pushers(ranks),
         coming(ranks),
         unsent(ranks),
+        decoding(ranks),
         copying(ranks),
         left(static_cast<std::size_t>(ranks)),
+        marks(static_cast<std::size_t>(ranks)),
         first_base(static_cast<std::size_t>(ranks)) {}
   static std::size_t tiles(int ranks) { return static_cast<std::size_t>(ranks) * kTilesPerPeer; }
 
@@ -70,13 +72,16 @@ struct Op {
   RankSet pushers;             // sources that put rows into my inbox,
   RankSet coming;              //   have not said that all are there,
   RankSet unsent;              //   or were lost before they could
+  RankSet decoding;            // sources whose rows tell themselves that they are here
   RankSet copying;             // sources whose rows are on the receive board
   std::vector<LaneWord> left;  // rows still to be put into each owner's inbox
+
+  std::vector<std::vector<std::uint64_t>> marks;  // rows that `sent` announces (SegmentLayout)
 
   // Combine; a dispatch that pushes keeps its bases here, too.
   CombineArgs args;
   ConstRows own_y;                        // own rows, by output row
-  LaneSet lost;                           // `absent`, for the lanes
+  LaneSet lost;                           // `absent`, for the lanes; a dispatch: `unsent`
   LaneSet ready;                          // ranks whose outputs can be reduced
   std::vector<std::uint32_t> bases;       // per owner one for each group, one behind the other
   std::vector<std::uint32_t> first_base;  // in `bases`, by rank
@@ -91,6 +96,8 @@ struct PrivateArea {
 
 struct Slot {
   bool leased = false;
+  bool dirty = false;           // a dispatch was given up before all its rows were here
+  std::uint64_t scrubbed = 0;   // epoch after which older tags were wiped out
   bool combining = false;       // the lease ends by itself once peers have done their part
   PrivateArea* area = nullptr;  // of the lease
 };

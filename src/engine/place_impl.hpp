@@ -17,7 +17,7 @@ std::byte* EngineImpl<F>::rows_area(const Op& op) {
   if (options.in_place && !pushed_in_place) return static_cast<std::byte*>(h.output.data);
   const bool packed = options.contiguous || options.path == Path::bsp ||
                       (is_by_expert(options.layout) && !pushed_in_place);
-  if (!config_.push || packed) return slot_of(h).area->rows.data();
+  if (!config_.push || packed || decodes(*h.routed)) return slot_of(h).area->rows.data();
   return fabric_.inbox(own().rows(h.slot, 1, 0, own().y_area_bytes()));
 }
 
@@ -44,7 +44,8 @@ bool EngineImpl<F>::copies_from(const Op& op, int q) const {
   const DispatchOptions& o = h.routed->options;
   if (op.absent.contains(q)) return false;
   if (op.pushers.contains(q)) {
-    return o.path == Path::bsp || (to_windows(*h.routed) && (o.contiguous || o.in_place));
+    return o.path == Path::bsp || decodes_ ||
+           (to_windows(*h.routed) && (o.contiguous || o.in_place));
   }
   if (q == rank_ && o.path == Path::allgather && !o.contiguous) return false;
   return o.path != Path::read;
@@ -66,7 +67,8 @@ void EngineImpl<F>::add_copies(Op& op) {
     if (!copies_from(op, q)) return;
     const std::uint32_t rows = h.routed->receive.sources[static_cast<std::size_t>(q)].num_rows();
     op.receive.add(static_cast<std::uint32_t>(q), rows,
-                   tiles_of(rows * stride_of(h), kTilesPerPeer), op.pushers.contains(q));
+                   tiles_of(rows * stride_of(h), kTilesPerPeer), op.pushers.contains(q),
+                   op.pushers.contains(q) ? batch_of(*h.routed, rows) : 1);
   });
 }
 
@@ -87,7 +89,8 @@ void EngineImpl<F>::source_arrived(Op& op, int q) {
     return;
   }
   op.pushers.insert(q);
-  if (source.num_rows() != 0) op.coming.insert(q);
+  if (source.num_rows() == 0) return;
+  (decodes(*h.routed) ? op.decoding : op.coming).insert(q);
 }
 
 // All sources are known: where every row goes.
@@ -165,6 +168,7 @@ std::uint64_t EngineImpl<F>::row_index(const HandleState& h, int q, std::uint32_
 template <Fabric F>
 int EngineImpl<F>::pull_rows(Op& op, Tile& tile) {
   const HandleState& h = *op.handle;
+  if (tile.pushed && decodes(*h.routed)) return decode_rows(op, tile);
   const auto q = static_cast<int>(tile.peer);
   const SourceRows& source = h.routed->receive.sources[tile.peer];
   const bool at_once = copies_at_once(h);

@@ -49,7 +49,8 @@ int EngineImpl<F>::push_windows(Op& op) {
   }
   op.unplaced.for_each([&](int owner) { add_push_tiles(op, owner); });
   op.unplaced.clear();
-  return bytes <= start_bytes() ? run_send_tiles(op) : 0;
+  const bool is_left_to_step = decodes(routed) && is_by_expert(routed.shape.layout);
+  return bytes <= start_bytes() && !is_left_to_step ? run_send_tiles(op) : 0;
 }
 
 // Where the groups of each owner begin in op.bases.
@@ -81,7 +82,7 @@ int EngineImpl<F>::find_bases(Op& op) {
       if (fate == Fate::stored) add_push_tiles(op, owner);  // else it wants no rows any more
     });
   }
-  if (op.unplaced.empty() && op.send.idle()) op.sent = true;
+  if (op.unplaced.empty() && op.send.idle()) op.sent = tell_rows(op);
   return changed || op.sent ? 1 : 0;
 }
 
@@ -111,13 +112,15 @@ void EngineImpl<F>::add_push_tiles(Op& op, int owner) {
   // publishes: nothing; the tiles below do.
   op.left[static_cast<std::size_t>(owner)].store_release(rows);
   op.send.add(static_cast<std::uint32_t>(owner), rows,
-              tiles_of(rows * stride_of(*op.handle), kTilesPerPeer));
+              tiles_of(rows * stride_of(*op.handle), kTilesPerPeer), false,
+              batch_of(*op.handle->routed, rows));
 }
 
 template <Fabric F>
 int EngineImpl<F>::push_rows(Op& op, Tile& tile) {
   const HandleState& h = *op.handle;
   const Routed& routed = *h.routed;
+  if (decodes(routed)) return push_encoded(op, tile);
   const auto owner = static_cast<int>(tile.peer);
   const SourceRows& out = routed.outgoing[tile.peer];
   const std::uint64_t stride = stride_of(h);
@@ -144,13 +147,19 @@ int EngineImpl<F>::push_rows(Op& op, Tile& tile) {
   op.copied.add_relaxed(copied);
   fabric_.order(Ordering::before_flag);  // orders: this lane's streamed rows before the tile's end
   const std::uint32_t done = tile.end - begin;
-  // publishes: this lane's rows, to the lane that puts the last one.
-  if (op.left[tile.peer].subtract_acq_rel(done) == 0) {
-    // publishes: all my rows of this epoch, to look_for_rows() of their owner; without the order it
-    // would show rows of an earlier epoch.
-    fabric_.signal(owner, own().sent(h.slot, owner), op.line.epoch);
-  }
+  end_push_tile(op, owner, done);
   return static_cast<int>(done);
+}
+
+// After the last row for an owner its word is stored; not with `fence`, where tell_rows() does it.
+template <Fabric F>
+void EngineImpl<F>::end_push_tile(Op& op, int owner, std::uint32_t rows) {
+  // publishes: this lane's rows, to the lane that puts the last one.
+  if (op.left[static_cast<std::size_t>(owner)].subtract_acq_rel(rows) != 0) return;
+  if (is_fenced(*op.handle->routed)) return;
+  // publishes: all my rows of this epoch, to look_for_rows() of their owner; without the order it
+  // would show rows of an earlier epoch.
+  fabric_.signal(owner, own().sent(op.handle->slot, owner), op.line.epoch);
 }
 
 // A word of a dispatch that rank q may never store: q can be lost, and q can release its handle.

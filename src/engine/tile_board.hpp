@@ -38,10 +38,13 @@ class TileBoard {
     size_.store_release(0);  // publishes: nothing; lanes meet finished tiles only
   }
 
-  // Control part: rows [0, rows) of `peer` in `tiles` tiles (fewer when there are fewer rows).
-  void add(std::uint32_t peer, std::uint32_t rows, std::uint32_t tiles, bool pushed = false) {
+  // Control part: rows [0, rows) of `peer` in `tiles` tiles (fewer when there are fewer rows), each
+  // of whole batches.
+  void add(std::uint32_t peer, std::uint32_t rows, std::uint32_t tiles, bool pushed = false,
+           std::uint32_t batch = 1) {
     if (rows == 0) return;
-    tiles = std::min(tiles, rows);
+    const std::uint32_t batches = batch == 1 ? rows : (rows - 1) / batch + 1;
+    tiles = std::min(tiles, batches);
     unfinished_.add_relaxed(tiles);
     // acquires: nothing; only the control part changes the size.
     std::uint64_t size = size_.load_acquire();
@@ -50,8 +53,9 @@ class TileBoard {
       tile.peer = peer;
       tile.pushed = pushed;
       tile.missing = {};
-      tile.next = static_cast<std::uint32_t>(std::uint64_t{rows} * i / tiles);
-      tile.end = static_cast<std::uint32_t>(std::uint64_t{rows} * (i + 1) / tiles);
+      tile.next = static_cast<std::uint32_t>(std::uint64_t{batches} * i / tiles) * batch;
+      tile.end = static_cast<std::uint32_t>(std::uint64_t{batches} * (i + 1) / tiles) * batch;
+      tile.end = std::min(tile.end, rows);
       // publishes: the tile's fields and all that the operation prepared, to the lane that claims
       // it; otherwise it would copy by a half-written plan.
       tile.state.store_release(Tile::kFree);

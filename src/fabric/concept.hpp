@@ -13,6 +13,11 @@
 // inbox            own bytes that peers put rows into; null when nobody pushes.
 // claim_at/commit_at  bytes of a peer's inbox for writing (any lane, each byte once); after
 //                  commit_at and the next own flag that peer finds them in its inbox.
+// incoming         bytes of the own inbox that `source` may still be putting: the range of one put.
+//                  Null: nothing of it is here. Where rows do not move, the fabric must know;
+//                  others may always give the address, and the bytes tell.
+// taken            they were taken out; a later incoming() is about the next put to this range.
+// flushed          whether that peer has acknowledged all that was put into its inbox and ordered.
 // load_flag        acquires: everything the writer of that value stored before it is visible.
 // store_flag       publishes: everything stored (and committed) before.
 // signal           a flag that only one peer looks at; publishes what was put into its inbox.
@@ -47,6 +52,9 @@ concept Fabric =
       { fabric.inbox(range) } -> std::same_as<std::byte*>;
       { fabric.claim_at(rank, range) } -> std::same_as<std::byte*>;
       { fabric.commit_at(rank, range, store) } -> std::same_as<void>;
+      { fabric.incoming(rank, range) } -> std::same_as<std::byte*>;
+      { fabric.taken(rank, range) } -> std::same_as<void>;
+      { fabric.flushed(rank) } -> std::same_as<bool>;
       { fabric.load_flag(rank, offset) } -> std::same_as<std::uint64_t>;
       { fabric.store_flag(offset, value) } -> std::same_as<void>;
       { fabric.signal(rank, offset, value) } -> std::same_as<void>;

@@ -49,6 +49,7 @@ OpDifference find_corruption(const OpLine& theirs, const GroupConfig& config) {
   if (!config.push && theirs.path == Path::push) return beyond("path", theirs.path, 2);
   if (!config.bsp && theirs.path == Path::bsp) return beyond("path", theirs.path, 2);
   if (theirs.contiguous > 1) return beyond("contiguous", theirs.contiguous, 1);
+  if (theirs.marks > 1) return beyond("marks", theirs.marks, 1);
   if (theirs.alignment < 1 || theirs.alignment > kMaxAlignment) {
     return beyond("alignment", theirs.alignment, kMaxAlignment);
   }

@@ -2,6 +2,7 @@
 
 #include "base/entry.hpp"
 #include "base/math.hpp"
+#include "protocol/protocols.hpp"
 
 namespace ubep {
 
@@ -14,8 +15,33 @@ std::uint64_t SegmentLayout::add(std::uint64_t size, std::uint64_t alignment) {
   return offset;
 }
 
+void SegmentLayout::lay_out_inbox(const GroupConfig& config, int rank) {
+  const RowProtocol& protocol = find_protocol(config.protocol);
+  const auto slots = static_cast<std::uint64_t>(slots_);
+  if (!protocol.decodes() || config.bsp) rows_bytes_ = y_bytes_;
+  if (config.bsp || config.returns) {
+    back_bytes_ = round_up(checked_mul(max_entries_, config.max_stride), kPageBytes);
+  }
+  wire_ = checks_ = checked_mul(slots, checked_add(rows_bytes_, back_bytes_));
+  if (protocol.decodes()) {
+    const std::uint64_t rows = config.max_rows_from_source(rank, config.max_topk);
+    const std::uint64_t stride = protocol.wire_stride(config.max_row_bytes);
+    window_bytes_ = round_up(checked_mul(rows, stride), kWireGrid);
+    checks_ = round_up(checked_add(wire_, checked_mul(slots * ranks_, window_bytes_)), kPageBytes);
+    if (protocol.has_checksums()) {
+      const auto batch = static_cast<std::uint64_t>(config.checksum_rows);
+      checks_bytes_ = round_up(8 * (batch == 0 ? 1 : rows / batch + 1), kLineBytes);
+    }
+  }
+  inbox_bytes_ = std::max(
+      round_up(checked_add(checks_, checked_mul(slots * ranks_, checks_bytes_)), kPageBytes),
+      kPageBytes);
+}
+
 SegmentLayout::SegmentLayout(const GroupConfig& config, int rank)
-    : slots_(config.slots), per_slot_(static_cast<std::size_t>(config.slots)) {
+    : slots_(config.slots),
+      ranks_(static_cast<std::uint64_t>(config.size)),
+      per_slot_(static_cast<std::size_t>(config.slots)) {
   const auto size = static_cast<std::uint64_t>(config.size);
   const auto groups = static_cast<std::uint64_t>(std::max(1, config.experts.num_local(rank)));
   max_entries_ = checked_mul(static_cast<std::uint64_t>(config.max_tokens),
@@ -29,21 +55,26 @@ SegmentLayout::SegmentLayout(const GroupConfig& config, int rank)
   if (config.push) {
     const auto experts = static_cast<std::uint64_t>(config.experts.num_experts());
     counts_bytes_ = std::max(size, experts) * sizeof(std::uint32_t);
-    if (config.bsp || config.returns)
-      back_bytes_ = round_up(checked_mul(max_entries_, config.max_stride), kPageBytes);
-    inbox_bytes_ = std::max(
-        checked_mul(static_cast<std::uint64_t>(slots_), checked_add(y_bytes_, back_bytes_)),
-        kPageBytes);
+    lay_out_inbox(config, rank);
+  }
+  const bool arms = config.push && find_protocol(config.protocol).arms();
+  if (arms) {
+    const auto tokens = static_cast<std::uint64_t>(config.max_tokens);
+    marks_bytes_ = ((tokens + 63) / 64 + (size + 63) / 64) * 8;
   }
 
   op_ = add(4 * static_cast<std::uint64_t>(slots_) * sizeof(OpLine), kLineBytes);
   const std::uint64_t words = config.push ? 4 + size : 3;
-  for (Slot& slot : per_slot_) slot.words = add(words * kLineBytes, kLineBytes);
+  for (Slot& slot : per_slot_) {
+    slot.words = add(words * kLineBytes, kLineBytes);
+    slot.armed = arms ? add(kLineBytes, kLineBytes) : 0;
+  }
   for (Slot& slot : per_slot_) {
     slot.off = add(off_bytes_, kLineBytes);
     slot.counts = add(counts_bytes_, kLineBytes);
     // Room to whole lines: entries may be stored with non-temporal stores.
     slot.entries = add(round_up(checked_mul(max_entries_, sizeof(Entry)), kLineBytes), kLineBytes);
+    slot.marks = add(marks_bytes_, kLineBytes);
   }
   for (Slot& slot : per_slot_) slot.x = add(x_bytes_, kPageBytes);
   for (Slot& slot : per_slot_) {

@@ -1,11 +1,12 @@
 // Where everything lies in a rank's segment: one list from which all offsets and the size follow.
 //
-//   fabric header | op lines [4N] | per slot: pub, out, done, base, sent [R] |
-//   per slot: off, counts, entries | per slot: x | per slot: bases | per slot: y
+//   fabric header | op lines [4N] | per slot: pub, out, done, base, sent [R], armed |
+//   per slot: off, counts, entries, marks | per slot: x | per slot: bases | per slot: y
 //
 // x comes before bases and y because only their sizes depend on the rank: x lies at the same offset
-// in every segment. `base`, `sent` and `counts` exist where peers push. The inbox, a memory of its
-// own, holds per slot: rows | back (bsp: outputs that come back).
+// in every segment. `base`, `sent` and `counts` exist where peers push, `armed` and `marks` where
+// windows are armed. The inbox, a memory of its own, holds per slot: rows | back (bsp: outputs that
+// come back) | windows [R] | checksums [R] (of protocols whose rows are decoded).
 #pragma once
 
 #include <array>
@@ -36,6 +37,9 @@ class SegmentLayout {
     return at(slot).words + (4 + static_cast<std::uint64_t>(dst)) * kLineBytes;
   }
 
+  // All my windows of this slot are armed. Its value: the epoch that did it, + 1.
+  std::uint64_t armed(int slot) const { return at(slot).armed; }
+
   // The record: off [R + 1] u32, counts, entries; written before pub.
   Range offsets(int slot) const { return {at(slot).off, off_bytes_}; }
   // Rows per group over all owners: by rank (rank_major), or by expert position.
@@ -44,6 +48,8 @@ class SegmentLayout {
     return {at(slot).entries + first * 12, count * 12};
   }
   std::uint64_t max_entries() const { return max_entries_; }
+  // Bits of tokens, then of ranks, whose rows are announced by `sent`.
+  Range marks(int slot) const { return {at(slot).marks, marks_bytes_}; }
 
   // Base table, written before out: where the rows of `src` begin, per group (local expert or 1).
   Range bases(int slot, int src, std::uint64_t groups) const {
@@ -58,8 +64,9 @@ class SegmentLayout {
     return {at(slot).y + first * stride, count * stride};
   }
   // Everything of a slot that peers read.
-  std::array<Range, 6> slot_areas(int slot) const {
+  std::array<Range, 7> slot_areas(int slot) const {
     return {offsets(slot),
+            marks(slot),
             Range{at(slot).counts, counts_bytes_},
             entries(slot, 0, max_entries_),
             Range{at(slot).bases, bases_bytes_},
@@ -73,22 +80,41 @@ class SegmentLayout {
   // them, otherwise in blocks by source.
   std::uint64_t inbox_bytes() const { return inbox_bytes_; }
   Range rows(int slot, std::uint64_t stride, std::uint64_t first, std::uint64_t count) const {
-    return {static_cast<std::uint64_t>(slot) * y_bytes_ + first * stride, count * stride};
+    return {static_cast<std::uint64_t>(slot) * rows_bytes_ + first * stride, count * stride};
   }
   Range back(int slot, std::uint64_t stride, std::uint64_t first, std::uint64_t count) const {
-    return {static_cast<std::uint64_t>(slots_) * y_bytes_ +
+    return {static_cast<std::uint64_t>(slots_) * rows_bytes_ +
                 static_cast<std::uint64_t>(slot) * back_bytes_ + first * stride,
             count * stride};
+  }
+  // Bytes of the window of `src`, and the whole of it; all windows of a slot.
+  Range wire(int slot, int src, std::uint64_t offset, std::uint64_t bytes) const {
+    return {wire_ + window_of(slot, src) * window_bytes_ + offset, bytes};
+  }
+  Range windows(int slot) const {
+    return {wire_ + window_of(slot, 0) * window_bytes_, ranks_ * window_bytes_};
+  }
+  // The word of a batch of `src`; all of a slot.
+  Range checksum(int slot, int src, std::uint64_t batch) const {
+    return {checks_ + window_of(slot, src) * checks_bytes_ + batch * 8, 8};
+  }
+  Range checksums(int slot) const {
+    return {checks_ + window_of(slot, 0) * checks_bytes_, ranks_ * checks_bytes_};
   }
 
  private:
   struct Slot {
-    std::uint64_t words, off, counts, entries, bases, x, y;
+    std::uint64_t words, armed, off, counts, entries, marks, bases, x, y;
   };
   const Slot& at(int slot) const { return per_slot_[static_cast<std::size_t>(slot)]; }
   std::uint64_t add(std::uint64_t size, std::uint64_t alignment);
+  void lay_out_inbox(const GroupConfig& config, int rank);
+  std::uint64_t window_of(int slot, int src) const {
+    return static_cast<std::uint64_t>(slot) * ranks_ + static_cast<std::uint64_t>(src);
+  }
 
   int slots_;
+  std::uint64_t ranks_;
   std::uint64_t bytes_ = kFabricHeaderBytes;
   std::uint64_t op_ = 0;
   std::uint64_t off_bytes_ = 0;
@@ -98,6 +124,12 @@ class SegmentLayout {
   std::uint64_t y_bytes_ = 0;
   std::uint64_t counts_bytes_ = 0;
   std::uint64_t back_bytes_ = 0;
+  std::uint64_t marks_bytes_ = 0;
+  std::uint64_t rows_bytes_ = 0;
+  std::uint64_t wire_ = 0;
+  std::uint64_t window_bytes_ = 0;
+  std::uint64_t checks_ = 0;
+  std::uint64_t checks_bytes_ = 0;
   std::uint64_t inbox_bytes_ = 0;
   std::vector<Slot> per_slot_;
 };

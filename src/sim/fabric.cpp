@@ -25,7 +25,6 @@ SimFabric::SimFabric(World& world, int rank) : world_(world), rank_(rank) {
   facts_.mapped = options.mapped;
   facts_.moves_rows = options.memory.moves_rows;
   facts_.ordered_stores = !options.memory.weak || options.memory.in_order;
-  facts_.atomic_bytes = options.memory.unit;
   const LaneCosts& lane = options.pod.lane;
   const auto per_byte = [](std::uint64_t rate) {
     return rate == 0 ? 0 : 1e9 / static_cast<double>(rate);
@@ -35,6 +34,8 @@ SimFabric::SimFabric(World& world, int rank) : world_(world), rank_(rank) {
                  .issue_ns = ns(lane.issue),
                  .send_ns = per_byte(lane.put),
                  .receive_ns = per_byte(lane.copy)};
+  facts_.atomic_bytes =
+      options.memory.claims_unit != 0 ? options.memory.claims_unit : options.memory.unit;
   if (!options.memory.weak) return;
   claimed_.resize(options.memory.segment_bytes[static_cast<std::size_t>(rank)] / kClaimUnit);
 }
@@ -197,6 +198,24 @@ void SimFabric::commit_at(int rank, Range range, Store store) {
   world_.send_put(rank_, rank, range.bytes, put);
 }
 
+std::byte* SimFabric::incoming(int source, Range range) {
+  check_rank(source, "incoming");
+  world_.spend(world_.options().pod.lane.poll);
+  std::byte* bytes = inbox(range);
+  return facts_.moves_rows || world_.memory_.has_landed(rank_, range.offset) ? bytes : nullptr;
+}
+
+void SimFabric::taken(int source, Range range) {
+  check_rank(source, "taken");
+  if (!facts_.moves_rows) world_.memory_.take_landed(rank_, range.offset);
+}
+
+bool SimFabric::flushed(int rank) {
+  check_rank(rank, "flushed");
+  world_.spend(world_.options().pod.lane.poll);
+  return world_.memory_.flushed(rank_, rank);
+}
+
 std::uint64_t SimFabric::load_flag(int rank, std::uint64_t offset) const {
   check_segment(rank, {offset, 8}, "load_flag");
   world_.spend(world_.options().pod.lane.poll);
@@ -241,9 +260,9 @@ void SimFabric::order(Ordering) {
 
 void SimFabric::work(Work work) {
   const LaneCosts& lane = world_.options().pod.lane;
-  const std::uint64_t rate = work.kind == Work::Kind::plan   ? lane.plan
-                             : work.kind == Work::Kind::copy ? lane.copy
-                                                             : lane.reduce;
+  const std::uint64_t rate = work.kind == Work::Kind::plan     ? lane.plan
+                             : work.kind == Work::Kind::reduce ? lane.reduce
+                                                               : lane.copy;
   world_.spend(time_of(work.bytes, rate));
 }
 

@@ -42,6 +42,9 @@ class SimFabric final : public Agent {
   std::byte* inbox(Range range);
   std::byte* claim_at(int rank, Range range);
   void commit_at(int rank, Range range, Store store);
+  std::byte* incoming(int source, Range range);
+  void taken(int source, Range range);
+  bool flushed(int rank);
   std::uint64_t load_flag(int rank, std::uint64_t offset) const;
   void store_flag(std::uint64_t offset, std::uint64_t value);
   void signal(int rank, std::uint64_t offset, std::uint64_t value);

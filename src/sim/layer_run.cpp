@@ -8,6 +8,7 @@
 
 #include "base/group_config.hpp"
 #include "memory/private_rows.hpp"
+#include "protocol/protocols.hpp"
 #include "protocol/segment_layout.hpp"
 #include "sim/crew.hpp"
 #include "sim/engine_sim.hpp"
@@ -28,6 +29,8 @@ GroupConfig make_group(const LayerOptions& o) {
   config.push = o.path == Path::push || o.path == Path::bsp;
   config.bsp = o.path == Path::bsp;
   config.returns = o.path == Path::push;
+  config.protocol = find_protocol(o.protocol).id();
+  config.checksum_rows = o.checksum_rows;
   config.experts = ExpertMap(block_map(o.experts, o.ranks), o.ranks);
   return config;
 }
@@ -36,6 +39,9 @@ WorldOptions make_world(const LayerOptions& o, const GroupConfig& config) {
   WorldOptions world{.pod = o.pod, .ranks = o.ranks, .lanes = o.lanes, .seed = o.seed};
   world.mapped = o.path == Path::read;
   world.memory.moves_rows = o.moves_rows;
+  const RowProtocol::Arrival arrival = find_protocol(o.protocol).arrival();
+  world.memory.tells_puts = arrival == RowProtocol::Arrival::decoded;
+  world.memory.tells_acks = arrival == RowProtocol::Arrival::acknowledged;
   for (int r = 0; r < o.ranks; ++r) {
     world.memory.segment_bytes.push_back(SegmentLayout(config, r).bytes());
     if (config.push) world.memory.inbox_bytes.push_back(SegmentLayout(config, r).inbox_bytes());
@@ -50,7 +56,8 @@ class LayerRank {
         world_(world),
         rank_(rank),
         layout_(config, rank),
-        engine_(make_sim_engine(world.fabric(rank), {.config = config, .store = Store::far})),
+        engine_(make_sim_engine(world.fabric(rank),
+                                {.config = config, .store = Store::far, .made_together = true})),
         crew_(world, rank, *engine_),
         tracer_(world, o.lanes) {
     engine_->set_lanes(o.lanes, o.roles);
@@ -243,6 +250,13 @@ void check_path(const LayerOptions& o) {
   const Layout layout = by_token ? Layout::rank_major : Layout::expert_major;
   if ((by_token || o.path == Path::bsp) && o.layout != layout) {
     fail(fmt::format("layout is {}, path {} needs {}", name(o.layout), name(o.path), name(layout)));
+  }
+  if (o.protocol != Protocol::automatic && o.path != Path::push) {
+    fail(fmt::format("protocol is {}, path {} has none", name(o.protocol), name(o.path)));
+  }
+  if (o.checksum_rows != 0 && o.protocol != Protocol::checksum) {
+    fail(fmt::format("checksum_rows is {}, protocol {} has none", o.checksum_rows,
+                     name(o.protocol)));
   }
 }
 

@@ -23,8 +23,10 @@ struct LayerOptions {
   int experts = 0;
   DType dtype = DType::bf16;
   Layout layout = Layout::expert_major;
-  Path path = Path::push;   // read needs mapped memory; the others fetch what they read
-  Roles roles;              // all 0: by the cost model
+  Path path = Path::push;  // read needs mapped memory; the others fetch what they read
+  Roles roles;             // all 0: by the cost model
+  Protocol protocol = Protocol::automatic;  // of pushed rows
+  int checksum_rows = 0;
   bool moves_rows = false;  // and then compares what comes back; times are the same
   // [ranks][tokens x topk], -1 = none. Empty: each token has `topk` different experts, all alike.
   std::vector<std::vector<std::int32_t>> topk_idx;

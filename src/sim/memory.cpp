@@ -123,6 +123,7 @@ std::uint64_t Memory::put(int rank, int peer, Range range, Store store, std::vec
     put.number = ++pair(rank, peer).issued;
   }
   ++node(rank).under_way;
+  ++pair(rank, peer).unacknowledged;
   puts_[number - 1] = std::move(put);
   if (options_.moves_rows) open_.push_back(number);
   return number;
@@ -133,12 +134,24 @@ void Memory::land(std::uint64_t number) {
   put.landed_at = queue_.now();
   if (options_.moves_rows) write_landed(number);
   --node(put.rank).under_way;
-  if (put.number == 0) return;  // order() has not come yet
   Pair& p = pair(put.rank, put.peer);
+  --p.unacknowledged;
+  if (options_.tells_puts) {
+    if (!options_.moves_rows) node(put.peer).landed.insert(put.range.offset);
+    tell_(put.peer, put.landed_at);
+  }
+  p.last_landing = std::max(p.last_landing, put.landed_at);
+  if (options_.tells_acks) tell_(put.rank, p.last_landing + way_back_(put.peer, put.rank));
+  if (put.number == 0) return;  // order() has not come yet
   p.covered = std::max(p.covered, put.landed_at);
   note_landed(p, put.number);
   resolve(put.rank, put.peer);
   free_.push_back(number);
+}
+
+bool Memory::flushed(int rank, int peer) {
+  const Pair& p = pair(rank, peer);
+  return p.unacknowledged == 0 && p.last_landing + way_back_(peer, rank) <= queue_.now();
 }
 
 void Memory::note_landed(Pair& p, std::uint64_t number) {
@@ -193,7 +206,9 @@ void Memory::write_part(Put& put, std::byte* base, Range part) {
     return;
   }
   const auto bytes = std::make_shared<const std::vector<std::byte>>(data, data + part.bytes);
-  put.landed_at = std::max(put.landed_at, spread(put.rank, put.peer, base, part, bytes));
+  const Time last = spread(put.rank, put.peer, base, part, bytes);
+  if (part.bytes > options_.unit) ++torn_puts_;
+  put.landed_at = std::max(put.landed_at, last);
 }
 
 void Memory::order(int rank, std::vector<Loose>& loose) {
@@ -231,8 +246,9 @@ void Memory::store_flag(int rank, int peer, std::uint64_t offset, std::uint64_t 
     Pair& to = pair(rank, p);
     Time at = queue_.now() + latency(p);
     if (options_.weak) at += random_.up_to(options_.delay);
-    if (!options_.loses_release) at = std::max(at, to.covered);
-    to.flags.push({offset, value, at, options_.loses_release ? 0 : to.issued, false});
+    const bool loses = options_.loses_release || (options_.loses_signal && peer >= 0);
+    if (!loses) at = std::max(at, to.covered);
+    to.flags.push({offset, value, at, loses ? 0 : to.issued, false});
     resolve(rank, p);
   }
 }

@@ -14,6 +14,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "base/fabric_facts.hpp"
@@ -31,9 +33,13 @@ struct MemoryOptions {
   bool moves_rows = true;
   bool weak = false;
   std::uint32_t unit = 16;     // weak: bytes that appear at once
+  std::uint32_t claims_unit = 0;  // a planted fault: the fabric says so instead of `unit`
   bool in_order = false;       // weak: units appear in the order of their stores
   Time delay = 0;              // weak: of a unit or a flag, at most
   bool loses_release = false;  // a planted fault: flags wait for nothing
+  bool loses_signal = false;   // the same of signals only, which one peer looks at
+  bool tells_puts = false;     // ranks have news when bytes arrive in their inbox,
+  bool tells_acks = false;     //   and when theirs were acknowledged
   std::uint64_t seed = 1;
 };
 
@@ -57,6 +63,16 @@ class Memory {
   std::byte* own(int rank) { return node(rank).segment.data(); }
   const std::byte* seen(int rank, int peer);
   std::byte* inbox(int rank) { return node(rank).inbox.data(); }
+  // Where rows do not move: whether a put to this place has landed and was not taken since.
+  bool has_landed(int rank, std::uint64_t offset) { return node(rank).landed.contains(offset); }
+  void take_landed(int rank, std::uint64_t offset) { node(rank).landed.erase(offset); }
+  // Whether `peer` has acknowledged all puts of `rank`; its answers take `way_back`.
+  bool flushed(int rank, int peer);
+  void set_way_back(std::function<Time(int from, int to)> way_back) {
+    way_back_ = std::move(way_back);
+  }
+  // Puts whose bytes appeared bit by bit: each is a fault that readers must not fall for.
+  std::uint64_t torn_puts() const { return torn_puts_; }
   // Where `rank` writes what it will put into the inbox of `peer`.
   std::byte* outgoing(int rank, int peer);
 
@@ -109,6 +125,8 @@ class Memory {
     Time covered = 0;                  // when all bytes before the next flag have appeared
     Time last = 0;                     // when the newest flag appears
     Time last_unit = 0;                // in order: when the newest unit does
+    std::uint64_t unacknowledged = 0;  // puts
+    Time last_landing = 0;             // when the last byte of those that landed appears
   };
   struct Put {
     int rank;
@@ -126,6 +144,7 @@ class Memory {
     std::vector<PrivateRows> outgoing;  // [ranks]
     std::vector<Unit> coming;           // a heap
     std::vector<Word> words;            // own
+    std::unordered_set<std::uint64_t> landed;  // offsets of puts, where rows do not move
     std::uint64_t under_way = 0;        // own puts
     Time last_unit = 0;                 // when the last of its bytes appears anywhere
   };
@@ -144,6 +163,8 @@ class Memory {
   const EventQueue& queue_;
   MemoryOptions options_;
   std::function<void(int, Time)> tell_;
+  std::function<Time(int, int)> way_back_;
+  std::uint64_t torn_puts_ = 0;
   Random random_;
   std::vector<Node> nodes_;
   std::vector<Pair> pairs_;

@@ -42,6 +42,7 @@ World::World(const WorldOptions& options)
       links_(queue_, options_.pod, options.ranks, options.lanes),
       memory_(queue_, options.memory, [this](int rank, Time at) { queue_.at(at, node(rank), 0); }),
       nodes_(static_cast<std::size_t>(options.ranks)) {
+  memory_.set_way_back([this](int from, int to) { return options_.pod.tier(from, to).latency; });
   for (int r = 0; r < options.ranks; ++r) {
     node(r).world = this;
     node(r).rank = r;

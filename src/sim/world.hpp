@@ -65,6 +65,7 @@ class World {
   SimFabric& fabric(int rank) { return *fabrics_[static_cast<std::size_t>(rank)]; }
   Time now() const { return queue_.now(); }
   std::uint64_t events() const { return queue_.count(); }
+  std::uint64_t torn_puts() const { return memory_.torn_puts(); }
   std::uint64_t bytes_sent() const { return links_.bytes_sent(); }
   Random& random() { return random_; }
 

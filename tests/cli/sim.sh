@@ -30,9 +30,9 @@ got = json.loads(sys.argv[1])
 times = {"dispatch_us", "first_read_us", "combine_us", "total_us"}
 assert set(got) == times | {
     "pod", "ranks", "lanes", "tokens", "hidden", "topk", "experts", "dtype", "layout", "path",
-    "seed", "bytes_sent", "events", "wall_s", "memory_gib", "check"}, sorted(got)
+    "protocol", "checksum_rows", "seed", "bytes_sent", "events", "wall_s", "memory_gib", "check"}, sorted(got)
 expected = {"pod": "generic", "ranks": 8, "lanes": 8, "tokens": 16, "hidden": 7168, "topk": 8,
-            "experts": 256, "dtype": "bf16", "layout": "expert_major", "path": "push", "seed": 1,
+            "experts": 256, "dtype": "bf16", "layout": "expert_major", "path": "push", "protocol": "auto", "checksum_rows": 0, "seed": 1,
             "check": {"wrong_rows": 0}}
 for key, value in expected.items():
     assert got[key] == value, key
@@ -52,6 +52,11 @@ again=$(runs --ranks 8 --tokens 16)
 if [ "$(virtual <<<"$json" | tr -d ' {},\n')" != "$(virtual <<<"$again" | tr -d ' {},\n')" ]; then
   fail "the payload changes $again"
 fi
+
+for protocol in put-with-signal tff-16 tff-128 tff-512 dc dc:3 sp fence; do
+  runs --ranks 5 --tokens 6 --hidden 100 --lanes 2 --protocol "$protocol" --payload \
+    | grep -q '"wrong_rows": 0' || fail "$protocol"
+done
 
 for items in "read rank_major" "pull rank_major" "pull expert_major" "push rank_major" \
   "bsp expert_major" "allgather rank_major"; do

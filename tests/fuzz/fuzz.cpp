@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <string>
 
+#include "protocol/protocols.hpp"
 #include "simulation/sim_run.hpp"
 
 namespace {
@@ -28,11 +29,26 @@ struct Options {
   bool transcript = false;
   bool shrink = false;
   bool loses_release = false;
+  std::string protocol;
   Cuts cuts;
 };
 
 void show(const Options& options, const Cuts& cuts) {
   fmt::print("{}", ubep::test::transcript_of(options.seed, cuts, options.loses_release));
+}
+
+void read_protocol(Options& options) {
+  if (options.protocol.empty()) return;
+  const std::string id = options.protocol.substr(0, options.protocol.find(':'));
+  for (const ubep::RowProtocol* p : ubep::all_protocols()) {
+    if (id == ubep::name(p->id())) options.cuts.protocol = p->id();
+  }
+  const bool has_rows = id.size() != options.protocol.size();
+  const bool may_have = options.cuts.protocol == ubep::Protocol::checksum;
+  if (options.cuts.protocol == ubep::Protocol::automatic || (has_rows && !may_have)) {
+    throw CLI::ValidationError("--protocol", options.protocol + " is none");
+  }
+  if (has_rows) options.cuts.checksum_rows = std::stoi(options.protocol.substr(id.size() + 1));
 }
 
 int run_one(const Options& options) {
@@ -41,7 +57,7 @@ int run_one(const Options& options) {
       fmt::print("seed {} does not fail\n", options.seed);
       return 0;
     }
-    show(options, ubep::test::shrink(options.seed, options.loses_release));
+    show(options, ubep::test::shrink(options.seed, options.loses_release, options.cuts));
     return 1;
   }
   show(options, options.cuts);
@@ -53,6 +69,7 @@ int run_many(const Options& options) {
   const auto start = Clock::now();
   const auto seconds = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
   std::uint64_t events = 0;
+  std::uint64_t torn = 0;
   std::uint64_t failed = 0;
   std::uint64_t done = 0;
   for (; options.minutes > 0 ? seconds() < options.minutes * 60 : done < options.count; ++done) {
@@ -60,6 +77,7 @@ int run_many(const Options& options) {
     const ubep::test::Result result =
         run(ubep::test::make_setup(seed, options.cuts, options.loses_release));
     events += result.events;
+    torn += result.torn_puts;
     if (result.error.empty()) continue;
     ++failed;
     fmt::print("seed {}: {}\n", seed, result.error);
@@ -69,8 +87,8 @@ int run_many(const Options& options) {
       break;
     }
   }
-  fmt::print("{} seeds from {}, {} events, {:.0f} s: {} failed\n", done, options.seed, events,
-             seconds(), failed);
+  fmt::print("{} seeds from {}, {} events, {} torn puts, {:.0f} s: {} failed\n", done,
+             options.seed, events, torn, seconds(), failed);
   return failed == 0 ? 0 : 1;
 }
 
@@ -110,8 +128,17 @@ int main(int argc, char** argv) {
   app.add_flag("--one-lane", options.cuts.one_lane, "one lane for each rank");
   app.add_flag("--strong", options.cuts.strong, "stores are seen at once");
   app.add_flag("--prompt", options.cuts.prompt, "no hesitation, no jitter");
+  app.add_option("--protocol", options.protocol,
+                 "of pushed rows, on memory that carries it: put-with-signal, tff-16, tff-128, "
+                 "tff-512, dc, dc:ROWS, sp or fence");
+  app.add_flag("--loses-signal", options.cuts.loses_signal,
+               "plant a fault: the words of rows do not wait for them");
+  app.add_option("--claims-unit", options.cuts.claims_unit,
+                 "plant a fault: the fabric says that it never tears stores of this size")
+      ->check(CLI::Range(8, 4096));
   try {
     app.parse(argc, argv);
+    read_protocol(options);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }

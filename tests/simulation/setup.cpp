@@ -4,9 +4,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "api/checks.hpp"
+#include "protocol/protocols.hpp"
 #include "protocol/segment_layout.hpp"
+#include "protocol/sentinel.hpp"
 #include "support/random.hpp"
 
 namespace ubep::test {
@@ -20,7 +23,8 @@ constexpr int kMostElements = 600;  // of one rank's tokens
 constexpr int kMostCalls = 6000;    // of the fabric, until something befalls a rank
 
 Case draw_calls(std::uint64_t seed, bool mapped) {
-  Case c = make_case(seed, {.max_ranks = 4, .max_operations = 8, .max_elements = kMostElements});
+  Case c = make_case(seed, {.max_ranks = 4, .max_operations = 8, .max_elements = kMostElements,
+                           .draws_protocol = false});
   for (Operation& op : c.operations) {
     for (LocalChoice& local : op.local) {
       const bool in_place =
@@ -116,14 +120,80 @@ sim::Pod draw_pod(const Case& c, bool has_links, Random& random) {
   return pod;
 }
 
-sim::MemoryOptions draw_memory(const Setup& setup, Random& random) {
-  sim::MemoryOptions memory;
-  const Case& c = setup.calls;
+void size_memory(const Case& c, sim::MemoryOptions& memory) {
   const GroupConfig config = make_config(c.options, c.num_ranks);
   for (int r = 0; r < c.num_ranks; ++r) {
     memory.segment_bytes.push_back(SegmentLayout(config, r).bytes());
     if (config.push) memory.inbox_bytes.push_back(SegmentLayout(config, r).inbox_bytes());
   }
+}
+
+// Whole rows of what says that nothing has come, or a word of it.
+void scatter_sentinels(Setup& setup, Random& random) {
+  for (Operation& op : setup.calls.operations) {
+    if (random.one_in(2)) continue;
+    const std::uint64_t bytes = index(op.problem.hidden) * size_of(op.problem.dtype);
+    for (RankInput& input : op.problem.ranks) {
+      for (std::size_t at = 0; at + 8 <= input.x.size(); at += 8) {
+        if (at % bytes % 8 != 0 || at % bytes + 8 > bytes || random.one_in(3)) continue;
+        const std::uint64_t word = Sentinel::word(random.below(setup.calls.options.slots));
+        std::memcpy(input.x.data() + at, &word, 8);
+      }
+    }
+  }
+}
+
+// More pushing than the seed drew. bsp, whose flags are its own, where it stays.
+void push_more(Case& c, bool keeps_bsp, Random& random) {
+  c.options.push = true;
+  for (Operation& op : c.operations) {
+    if (op.origin >= 0) continue;
+    op.bsp = op.bsp && keeps_bsp;
+    for (LocalChoice& local : op.local) {
+      if (local.options.path == Path::bsp && !keeps_bsp) local.options.path = Path::push;
+      if (local.options.path == Path::pull && !random.one_in(4)) local.options.path = Path::push;
+    }
+  }
+  for (Operation& op : c.operations) {
+    if (op.origin < 0) continue;
+    op.bsp = c.operations[index(op.origin)].bsp;
+    for (std::size_t r = 0; r < op.local.size(); ++r) {
+      op.local[r].options = c.operations[index(op.origin)].local[r].options;
+    }
+  }
+}
+
+// One that the memory carries; or the one asked for, and memory that does.
+void choose_protocol(Setup& setup, const Cuts& cuts, Random& random) {
+  CommunicatorOptions& options = setup.calls.options;
+  sim::MemoryOptions& memory = setup.world.memory;
+  const bool ordered = !memory.weak || memory.in_order;
+  if (cuts.protocol != Protocol::automatic) {
+    push_more(setup.calls, !cuts.loses_signal, random);
+    options.protocol = cuts.protocol;
+    options.checksum_rows = cuts.checksum_rows;
+    const FabricFacts facts{.atomic_bytes = memory.unit, .ordered_stores = ordered};
+    const RowProtocol& protocol = find_protocol(cuts.protocol);
+    const bool can_lie = cuts.claims_unit != 0;
+    if (!can_lie && !protocol.refusal(facts).empty()) {
+      memory.unit = static_cast<std::uint32_t>(protocol.row_grid());
+    }
+  } else if (options.push) {
+    std::vector<Protocol> carried;
+    for (const RowProtocol* p : all_protocols()) {
+      const FabricFacts facts{.atomic_bytes = memory.unit, .ordered_stores = ordered};
+      if (p->refusal(facts).empty()) carried.push_back(p->id());
+    }
+    options.protocol = random.pick(carried);
+    if (options.protocol == Protocol::checksum) options.checksum_rows = random.below(5);
+  }
+  if (options.protocol == Protocol::sentinel) scatter_sentinels(setup, random);
+  memory.claims_unit = cuts.claims_unit;
+  memory.loses_signal = cuts.loses_signal;
+}
+
+sim::MemoryOptions draw_memory(Random& random) {
+  sim::MemoryOptions memory;
   memory.weak = !random.one_in(4);
   memory.unit = random.pick<std::uint32_t>({8, 16, 64, 512, 4096});
   memory.in_order = random.one_in(4);
@@ -201,7 +271,7 @@ Setup make_setup(std::uint64_t seed, const Cuts& cuts, bool loses_release) {
   world.lanes = errs ? random.between(2, 3) : random.pick<int>({1, 1, 2, 3});
   world.has_links = random.one_in(3);
   world.pod = draw_pod(setup.calls, world.has_links, random);
-  world.memory = draw_memory(setup, random);
+  world.memory = draw_memory(random);
   world.hesitation = random.pick<Time>({1, 30, 300, 3000}) * kNanosecond;
   world.fates = draw_fates(world.ranks, !failing_push && group >= 6 && group <= 8, errs, random);
   setup.tile_bytes = random.pick<std::uint64_t>({64, 256, 1024, 128 * 1024});
@@ -217,6 +287,12 @@ Setup make_setup(std::uint64_t seed, const Cuts& cuts, bool loses_release) {
   if (cuts.no_fates) world.fates.clear();
   if (cuts.one_lane) world.lanes = 1;
   if (cuts.strong) world.memory.weak = false;
+  // A quarter of the seeds, and not those of the recorded histories.
+  Random protocol(seed, 31, 3);
+  if (seed % 4 == 3 || cuts.protocol != Protocol::automatic) {
+    choose_protocol(setup, cuts, protocol);
+  }
+  size_memory(setup.calls, world.memory);
   if (cuts.prompt) world.hesitation = world.pod.jitter = 0;
   return setup;
 }
@@ -230,6 +306,12 @@ std::string Cuts::arguments() const {
   if (one_lane) text += " --one-lane";
   if (strong) text += " --strong";
   if (prompt) text += " --prompt";
+  if (protocol != Protocol::automatic) {
+    text += fmt::format(" --protocol {}", name(protocol));
+    if (checksum_rows != 0) text += fmt::format(":{}", checksum_rows);
+  }
+  if (loses_signal) text += " --loses-signal";
+  if (claims_unit != 0) text += fmt::format(" --claims-unit {}", claims_unit);
   return text;
 }
 
@@ -242,6 +324,12 @@ std::string describe(const Setup& setup) {
                                   w.memory.delay / kNanosecond)
                     : "strong memory",
       w.has_links ? "links" : "no links", w.hesitation / kNanosecond);
+  if (setup.calls.options.protocol != Protocol::automatic) {
+    text += fmt::format("; protocol {}", name(setup.calls.options.protocol));
+    if (setup.calls.options.checksum_rows != 0) {
+      text += fmt::format(":{}", setup.calls.options.checksum_rows);
+    }
+  }
   for (const sim::Fate& fate : w.fates) {
     text +=
         fmt::format("; rank {} {} at call {}", fate.rank, fate.dies ? "dies" : "stalls", fate.call);

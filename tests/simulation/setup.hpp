@@ -34,6 +34,12 @@ struct Cuts {
   bool one_lane = false;
   bool strong = false;  // stores are seen at once
   bool prompt = false;  // no hesitation, no jitter
+  // Of pushed rows, in place of the one that the seed draws, on memory that can carry it.
+  Protocol protocol = Protocol::automatic;
+  int checksum_rows = 0;
+  // Planted faults of the fabric (sim/memory.hpp).
+  bool loses_signal = false;
+  std::uint32_t claims_unit = 0;
 
   std::string arguments() const;  // as the fuzzer takes them
 };

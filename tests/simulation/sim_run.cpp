@@ -62,6 +62,7 @@ std::string word_name(const SegmentLayout& layout, const GroupConfig& config,
     if (layout.out(s) == offset) return fmt::format("out[{}]", s);
     if (layout.done(s) == offset) return fmt::format("done[{}]", s);
     if (!config.push) continue;
+    if (layout.armed(s) == offset) return fmt::format("armed[{}]", s);
     if (layout.base(s) == offset) return fmt::format("base[{}]", s);
     for (int r = 0; r < config.size; ++r) {
       if (layout.sent(s, r) == offset) return fmt::format("sent[{}][{}]", s, r);
@@ -112,6 +113,7 @@ class Run {
 
   void fill(Result& result) const {
     result.events = world_.events();
+    result.torn_puts = world_.torn_puts();
     result.time = world_.now();
     result.transcript = world_.transcript();
   }
@@ -236,15 +238,14 @@ std::string transcript_of(std::uint64_t seed, const Cuts& cuts, bool loses_relea
   return text;
 }
 
-Cuts shrink(std::uint64_t seed, bool planted) {
-  Cuts best;
+Cuts shrink(std::uint64_t seed, bool planted, Cuts best) {
   bool Cuts::*const flags[] = {&Cuts::no_fates, &Cuts::one_lane, &Cuts::strong, &Cuts::prompt};
   for (const auto flag : flags) {
     Cuts candidate = best;
     candidate.*flag = true;
     (void)keep(seed, planted, candidate, best);
   }
-  const auto operations = static_cast<int>(make_setup(seed).calls.operations.size());
+  const auto operations = static_cast<int>(make_setup(seed, best).calls.operations.size());
   for (int i = operations - 1; i >= 0; --i) {
     Cuts candidate = best;
     candidate.dropped.push_back(i);

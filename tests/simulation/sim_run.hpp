@@ -12,6 +12,7 @@ namespace ubep::test {
 struct Result {
   std::string error;  // "" = every call returned what it should
   std::uint64_t events = 0;
+  std::uint64_t torn_puts = 0;
   sim::Time time = 0;
   std::vector<std::string> transcript;  // when asked for
 };
@@ -24,6 +25,6 @@ std::string transcript_of(std::uint64_t seed, const Cuts& cuts = {}, bool loses_
 
 // A smaller run with an error, found by taking away parts of a failing one (and trying other
 // schedules); `planted` as in make_setup.
-Cuts shrink(std::uint64_t seed, bool planted = false);
+Cuts shrink(std::uint64_t seed, bool planted = false, Cuts best = {});
 
 }  // namespace ubep::test

@@ -267,6 +267,12 @@ Case make_case(std::uint64_t seed, const CaseLimits& limits) {
   c.num_handles = c.options.slots + 2;
   const int low = std::min(limits.max_operations, 2 * c.options.slots + 2);
   draw_events(c, random.between(low, limits.max_operations), random);
+  // Drawn apart: the rest of a seed's case is what it was before there were protocols.
+  Random apart(seed, 41, 0);
+  if (limits.draws_protocol && c.options.push && apart.one_in(2)) {
+    c.options.protocol = static_cast<Protocol>(apart.between(1, 7));
+    if (c.options.protocol == Protocol::checksum) c.options.checksum_rows = apart.below(5);
+  }
   return c;
 }
 
@@ -288,13 +294,15 @@ void expect(Case& c) {
 }
 
 std::string describe(const Case& c) {
-  char text[256];
+  char text[320];
   std::snprintf(text, sizeof text,
                 "%d ranks, %d experts (%s), %zu operations, %d slots, max tokens %d, hidden %d, "
-                "top-k %d",
+                "top-k %d%s%s",
                 c.num_ranks, c.options.num_experts,
                 c.options.expert_rank.empty() ? "blocks" : "map", c.operations.size(),
-                c.options.slots, c.options.max_tokens, c.options.max_hidden, c.options.max_topk);
+                c.options.slots, c.options.max_tokens, c.options.max_hidden, c.options.max_topk,
+                c.options.protocol == Protocol::automatic ? "" : ", protocol ",
+                c.options.protocol == Protocol::automatic ? "" : name(c.options.protocol));
   return text;
 }
 

@@ -69,6 +69,7 @@ struct CaseLimits {
   int max_ranks = 8;  // one case in 16 has up to twice as many
   int max_operations = 12;
   int max_elements = 1 << 20;  // of one rank's tokens
+  bool draws_protocol = true;  // of pushed rows
 };
 
 Case make_case(std::uint64_t seed, const CaseLimits& limits);

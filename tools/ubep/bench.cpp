@@ -150,6 +150,10 @@ PathResult describe_path(Stage& stage, const BenchPlan& plan, std::size_t v) {
   result.path = name(static_cast<Path>(static_cast<int>(notes[BenchNotes::path])));
   result.variant = variant.in_place ? "in-place" : "copied";
   result.store = notes[BenchNotes::far] > 0 ? "far" : "near";
+  if (result.path == name(Path::push)) {
+    const std::string& asked = plan.options.protocol;
+    result.protocol = asked == name(Protocol::automatic) ? name(Protocol::put_with_signal) : asked;
+  }
   result.layout = name(variant.path.layout);
   const bool automatic = variant.path.path == Path::automatic;
   const bool store_auto = plan.options.store_value == Store::automatic;

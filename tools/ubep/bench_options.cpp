@@ -84,6 +84,10 @@ void add_bench_options(CLI::App& app, BenchOptions& o) {
       ->capture_default_str();
   app.add_option("--path", o.path, "auto, read, pull or push; bsp and allgather, the baselines")
       ->capture_default_str();
+  app.add_option("--protocol", o.protocol,
+                 "of pushed rows: auto, put-with-signal, tff-16, tff-128, tff-512, dc, dc:ROWS, sp "
+                 "or fence")
+      ->capture_default_str();
   app.add_option("--store", o.store, "auto, near or far")->capture_default_str();
   app.add_option("--activations", o.activations,
                  "x written into the library's buffer (in-place), copied from an own one, or both")
@@ -108,6 +112,7 @@ void add_bench_options(CLI::App& app, BenchOptions& o) {
 
 void resolve_bench_options(const CLI::App& app, BenchOptions& o) {
   o.dtype_value = dtype_of(o.dtype);
+  o.protocol_value = protocol_of(o.protocol);
   o.store_value = one_of(o.store, "--store", {Store::automatic, Store::near, Store::far});
   if (o.activations != "in-place" && o.activations != "copied" && o.activations != "both") {
     throw InputError("--activations: '" + o.activations + "' is not one of in-place, copied, both");

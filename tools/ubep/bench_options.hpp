@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/ubep/protocol_option.hpp"
 #include "ubep/types.hpp"
 
 namespace CLI {
@@ -30,6 +31,7 @@ struct BenchOptions {
   std::string dtype = "bf16";
   std::string layout = "rank_major";
   std::string path = "auto";
+  std::string protocol = "auto";
   std::string store = "auto";
   std::string activations = "both";  // in-place | copied | both
   int lanes = 1;
@@ -49,6 +51,7 @@ struct BenchOptions {
 
   // Derived by resolve().
   DType dtype_value = DType::bf16;
+  ProtocolChoice protocol_value;
   Store store_value = Store::automatic;
   std::vector<BenchPath> paths;
   std::vector<int> ranks_list;               // one group of points each

@@ -328,6 +328,8 @@ CommunicatorOptions communicator_options(const BenchPlan& plan) {
   options.max_topk = plan.options.topk;
   options.slots = plan.options.slots;
   options.store = plan.options.store_value;
+  options.protocol = plan.options.protocol_value.protocol;
+  options.checksum_rows = plan.options.protocol_value.checksum_rows;
   for (const BenchVariant& variant : plan.variants) {
     options.bsp = options.bsp || variant.path.path == Path::bsp;
     if (variant.path.layout == Layout::expert_padded) {

@@ -16,6 +16,7 @@
 #include "tools/ubep/input_error.hpp"
 #include "tools/ubep/numbers.hpp"
 #include "tools/ubep/presets.hpp"
+#include "tools/ubep/protocol_option.hpp"
 #include "tools/ubep/routing_source.hpp"
 #include "tools/ubep/summary.hpp"
 
@@ -47,6 +48,9 @@ sim::LayerOptions resolve(const CLI::App& app, SimCommand& c) {
   o.layout = one_of(c.layout, "--layout", {Layout::rank_major, Layout::expert_major});
   o.path =
       one_of(c.path, "--path", {Path::read, Path::pull, Path::push, Path::bsp, Path::allgather});
+  const ProtocolChoice protocol = protocol_of(c.protocol);
+  o.protocol = protocol.protocol;
+  o.checksum_rows = protocol.checksum_rows;
   o.moves_rows = c.payload;
   o.seed = c.seed;
   o.roles = parse_roles(c.roles, o.lanes);
@@ -106,9 +110,9 @@ void print(const sim::LayerOptions& o, const sim::LayerResult& result, const Cos
            const std::string& routing, std::FILE* to) {
   fmt::print(to,
              "pod {}: {} ranks, {} lanes; {} tokens x top-{} of {} experts, hidden {}, {}, {}, "
-             "routing {}, path {}, seed {}\n",
+             "routing {}, path {}, protocol {}, seed {}\n",
              o.pod.name, o.ranks, o.lanes, o.tokens, o.topk, o.experts, o.hidden, name(o.dtype),
-             name(o.layout), routing, name(o.path), o.seed);
+             name(o.layout), routing, name(o.path), name(o.protocol), o.seed);
   fmt::print(to, "virtual us     min       p50       p99       max   over ranks\n");
   const auto line = [&](const char* what, const Summary& s) {
     fmt::print(to, "{:10}{:9.2f} {:9.2f} {:9.2f} {:9.2f}\n", what, s.min, s.p50, s.p99, s.max);
@@ -144,6 +148,8 @@ nlohmann::json to_json(const sim::LayerOptions& o, const sim::LayerResult& resul
       {"dtype", name(o.dtype)},
       {"layout", name(o.layout)},
       {"path", name(o.path)},
+      {"protocol", name(o.protocol)},
+      {"checksum_rows", o.checksum_rows},
       {"seed", o.seed},
       {"dispatch_us", times(&sim::RankTimes::dispatch, nullptr)},
       {"first_read_us", times(&sim::RankTimes::first_read, &sim::RankTimes::dispatch)},
@@ -194,6 +200,10 @@ void add_sim_options(CLI::App& app, SimCommand& c) {
   app.add_option("--routing", c.routing, "uniform, zipf:S, hot:N or file:PATH")
       ->capture_default_str();
   app.add_option("--tensor", c.tensor, "name of the tensor in --routing file:")
+      ->capture_default_str();
+  app.add_option("--protocol", c.protocol,
+                 "of pushed rows: auto, put-with-signal, tff-16, tff-128, tff-512, dc, dc:ROWS, sp "
+                 "or fence")
       ->capture_default_str();
   app.add_option("--seed", c.seed, "of routing and jitter")->check(seed)->capture_default_str();
   app.add_flag("--payload", c.payload, "move the rows, too, and compare what comes back");

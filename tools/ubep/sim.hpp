@@ -25,6 +25,7 @@ struct SimCommand {
   std::string roles = "auto";
   std::string routing = "uniform";
   std::string tensor = "topk_idx";
+  std::string protocol = "auto";
   std::uint64_t seed = 1;
   bool payload = false;
   std::string json;

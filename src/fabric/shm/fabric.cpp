@@ -75,9 +75,7 @@ ShmFabric::ShmFabric(int rank, Segments segments, bool threads)
   own_ = segments_[static_cast<std::size_t>(rank)]->data();
   facts_.mapped = true;
   facts_.atomic_bytes = 8;
-#if defined(__x86_64__)
-  facts_.ordered_stores = true;
-#endif
+  facts_.ordered_stores = true;  // memory is coherent: a release is one for all
   set_state(PeerState::live);
 }
 

@@ -7,6 +7,7 @@
 
 #include "base/entry.hpp"
 #include "base/math.hpp"
+#include "protocol/protocols.hpp"
 #include "support/random.hpp"
 
 namespace ubep {
@@ -34,6 +35,9 @@ GroupConfig random_config(std::uint64_t seed) {
   config.experts = ExpertMap(owner, config.size);
   config.push = random.one_in(2);
   config.bsp = config.push && random.one_in(2);
+  config.max_row_bytes = config.max_stride - static_cast<std::uint64_t>(random.below(64));
+  if (config.push) config.protocol = static_cast<Protocol>(random.between(1, 7));
+  config.checksum_rows = random.below(4);
   config.expert_capacity = random.one_in(2) ? random.between(1, 300) : 0;
   return config;
 }
@@ -58,6 +62,10 @@ std::vector<Part> parts_of(const GroupConfig& config, const SegmentLayout& layou
       }
       const auto experts = static_cast<std::uint64_t>(config.experts.num_experts());
       parts.push_back({"counts", layout.counts(s, std::max(size, experts)), kLineBytes, s});
+    }
+    if (config.push && config.protocol == Protocol::sentinel) {
+      parts.push_back({"word", {layout.armed(s), kLineBytes}, kLineBytes, s});
+      parts.push_back({"marks", layout.marks(s), kLineBytes, s});
     }
     parts.push_back({"offsets", layout.offsets(s), kLineBytes, s});
     // Rounded up where non-temporal stores may write whole lines.
@@ -90,6 +98,56 @@ TEST(SegmentLayoutTest, PartsAreAlignedInsideAndApart) {
       ASSERT_LE(end, layout.bytes()) << "seed " << seed;
       ASSERT_EQ(layout.bytes() % kPageBytes, 0U) << "seed " << seed;
     }
+  }
+}
+
+// Of the inbox, at its largest.
+std::vector<Part> inbox_parts_of(const GroupConfig& config, const SegmentLayout& layout, int rank) {
+  std::vector<Part> parts;
+  const RowProtocol& protocol = find_protocol(config.protocol);
+  const std::uint64_t stride = protocol.wire_stride(config.max_row_bytes);
+  const std::uint64_t rows = config.max_rows_from_source(rank, config.max_topk);
+  for (int s = 0; s < config.slots; ++s) {
+    if (!protocol.decodes() || config.bsp) {
+      parts.push_back({"rows", layout.rows(s, config.max_stride, 0, config.max_rows(rank)), 1, s});
+    }
+    if (config.bsp) {
+      parts.push_back({"back", layout.back(s, config.max_stride, 0, layout.max_entries()), 1, s});
+    }
+    for (int q = 0; q < config.size && protocol.decodes(); ++q) {
+      parts.push_back({"window", layout.wire(s, q, 0, rows * stride), kWireGrid, s});
+      if (!protocol.has_checksums() || rows == 0) continue;
+      const auto batches = (rows - 1) / protocol.batch_rows(config.checksum_rows,
+                                                            static_cast<std::uint32_t>(rows));
+      const Range first = layout.checksum(s, q, 0);
+      const Range last = layout.checksum(s, q, batches);
+      parts.push_back({"checksums", {first.offset, last.offset + 8 - first.offset}, 8, s});
+    }
+  }
+  return parts;
+}
+
+TEST(SegmentLayoutTest, PartsOfTheInboxAreAlignedInsideAndApart) {
+  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+    const GroupConfig config = random_config(seed);
+    if (!config.push) continue;
+    const SegmentLayout layout(config, config.size - 1);
+    std::vector<Part> parts = inbox_parts_of(config, layout, config.size - 1);
+    std::sort(parts.begin(), parts.end(),
+              [](const Part& a, const Part& b) { return a.range.offset < b.range.offset; });
+    std::uint64_t end = 0;
+    for (const Part& part : parts) {
+      if (part.range.bytes == 0) continue;
+      ASSERT_GE(part.range.offset, end) << part.name << ", seed " << seed;
+      ASSERT_EQ(part.range.offset % part.alignment, 0U) << part.name << ", seed " << seed;
+      end = part.range.offset + part.range.bytes;
+      const auto inside = [&](const Range& all) {
+        return part.range.offset >= all.offset && end <= all.offset + all.bytes;
+      };
+      EXPECT_TRUE(part.name != "window" || inside(layout.windows(part.slot))) << seed;
+      EXPECT_TRUE(part.name != "checksums" || inside(layout.checksums(part.slot))) << seed;
+    }
+    ASSERT_LE(end, layout.inbox_bytes()) << "seed " << seed;
   }
 }
 

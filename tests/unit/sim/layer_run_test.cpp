@@ -131,6 +131,28 @@ TEST_P(LayerRunTest, TimesFollowThePod) {
   EXPECT_GT(all(far), time + 200 * kMicrosecond);
 }
 
+// Where rows do not move, the fabric tells what has arrived: at the same times.
+TEST(LayerRunProtocolTest, PayloadChangesNoTimeAndComesBackRight) {
+  for (int p = 1; p <= static_cast<int>(Protocol::fence); ++p) {
+    for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
+      for (const int tokens : {0, 1, 7}) {
+        LayerOptions options = options_of(Path::push, layout, 5, tokens);
+        options.protocol = static_cast<Protocol>(p);
+        options.lanes = 2;
+        options.pod.jitter = 200 * kNanosecond;
+        if (options.protocol == Protocol::checksum) options.checksum_rows = tokens % 2 * 3;
+        SCOPED_TRACE(testing::Message() << name(options.protocol) << ", " << name(layout) << ", "
+                                        << tokens << " tokens");
+        const LayerResult timed = run_layer(options);
+        options.moves_rows = true;
+        const LayerResult moved = run_layer(options);
+        expect_same(timed, moved);
+        EXPECT_EQ(moved.wrong_rows, 0);
+      }
+    }
+  }
+}
+
 std::string name_of(const testing::TestParamInfo<std::tuple<Path, Layout>>& info) {
   return std::string(name(std::get<0>(info.param))) + "_" + name(std::get<1>(info.param));
 }

@@ -116,6 +116,7 @@ TEST(CasesTest, TogetherTheyReachEverything) {
   for (std::uint64_t seed = 1; seed <= 300; ++seed) {
     const Case c = make_case(seed, {});
     note_case(c, seen);
+    seen[std::string("protocol ") + ubep::name(c.options.protocol)] += 1;
     for (const Operation& operation : c.operations) {
       note_problem(operation.problem, seen);
       seen["release"] += operation.release;
