@@ -48,6 +48,9 @@ struct CommunicatorOptions {
   Protocol protocol = Protocol::automatic;
   int checksum_rows = 0;  // Protocol::checksum: rows of a batch; 0 = all from one rank to another
   bool bsp = false;       // room for the windows of Path::bsp; needs push
+  // Pushed rows of expert layouts go to a block of their source and are copied from there: a copy
+  // more, but sources wait for nobody's counts. Protocols that decode always do so.
+  bool stage_pushed = false;
   Store store = Store::automatic;
   std::chrono::milliseconds timeout{0};  // of waiting calls; 0 = UBEP_TIMEOUT_MS, else 30 s
 };
@@ -96,10 +99,10 @@ class UBEP_API Communicator {
   int step(int lane = 0, int lanes = 1);
   // How many lanes will call step() at once (1..64, at first 1): rows are cut for so many, and each
   // looks first after its role. Others may come and any may stay away. For operations that start
-  // from now on; none may be pending. With more than one, peers see rows only once step() has stored
-  // them, however few they are. Throws Error{invalid_argument}: roles that are not `lanes` in
-  // all, or without any that counts or sends.
-  void set_lanes(int lanes, const Roles& roles = {});
+  // from now on; none may be pending. With more than one, peers see rows only once step() has
+  // stored them, however few they are. Throws Error{invalid_argument}: roles that are not `lanes`
+  // in all, or without any that counts or sends.
+  void set_lanes(int lanes, const Roles& roles = {}, SendOrder order = SendOrder::scheduled);
   // Whom step() tells what each lane does; null = nobody. It must outlive the communicator, or be
   // taken away. No operation may be pending. Nothing is told where the library was built with
   // UBEP_TRACE=OFF.

@@ -36,4 +36,10 @@ struct Roles {
   int receive = 0;  // the rest
 };
 
+// In what order rows are pushed, where several lanes do it (docs/adr/0014-schedule.md).
+enum class SendOrder : std::uint8_t {
+  scheduled,  // every lane the same mix of near and far destinations
+  by_token,   // as the tokens come; what has no schedule
+};
+
 }  // namespace ubep

@@ -65,6 +65,7 @@ GroupConfig make_config(const CommunicatorOptions& o, int size) {
   config.expert_capacity = o.expert_capacity;
   config.push = o.push;
   config.bsp = o.bsp;
+  config.stage_pushed = o.stage_pushed;
   if (o.protocol != Protocol::automatic) config.protocol = o.protocol;
   config.checksum_rows = o.checksum_rows;
   config.size = size;

@@ -57,7 +57,8 @@ AgreedFields agreed_fields(const GroupConfig& config) {
            {"push", config.push ? 1U : 0U},
            {"bsp", config.bsp ? 1U : 0U},
            {"protocol", static_cast<std::uint64_t>(config.protocol)},
-           {"checksum_rows", static_cast<std::uint64_t>(config.checksum_rows)}}};
+           {"checksum_rows", static_cast<std::uint64_t>(config.checksum_rows)},
+           {"stage_pushed", config.stage_pushed ? 1U : 0U}}};
 }
 
 MemoryPlan plan_of(const GroupConfig& config, int rank) {
@@ -406,11 +407,11 @@ int Communicator::step(int lane, int lanes) {
   return done;
 }
 
-void Communicator::set_lanes(int lanes, const Roles& roles) {
+void Communicator::set_lanes(int lanes, const Roles& roles, SendOrder order) {
   Impl& impl = open();
   check_roles(lanes, roles);
   impl.refuse_pending("set_lanes");
-  impl.engine->set_lanes(lanes, roles);
+  impl.engine->set_lanes(lanes, roles, order);
 }
 
 void Communicator::set_tracer(Tracer* tracer) {

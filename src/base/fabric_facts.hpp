@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "ubep/types.hpp"
 
@@ -25,7 +26,7 @@ enum class Ordering : std::uint8_t {
 
 // Work of the engine on its own memory; costs nothing on a real fabric.
 struct Work {
-  enum class Kind : std::uint8_t { plan, copy, reduce, verify };  // verify: reads only
+  enum class Kind : std::uint8_t { barrier, plan, copy, reduce, verify };  // verify: reads only
   Kind kind = Kind::copy;
   std::uint64_t bytes = 0;
 };
@@ -46,6 +47,7 @@ struct FabricFacts {
   Placement placement = Placement::unknown;
   double flag_one_way_ns = 0;  // 0 = not measured
   LaneRates lane;
+  std::vector<std::uint16_t> tiers;  // [R] how far each rank is, 0 nearest; empty = all alike
 };
 
 }  // namespace ubep

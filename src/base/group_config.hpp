@@ -42,6 +42,11 @@ struct ExpertMap {
     }
   }
 
+  // Owner of the expert at that position.
+  int owner_at(std::uint32_t at) const {
+    const auto end = std::upper_bound(first.begin(), first.end(), static_cast<std::int32_t>(at));
+    return static_cast<int>(end - first.begin()) - 1;
+  }
   int num_experts() const { return static_cast<int>(rank.size()); }
   int num_local(int r) const {
     const auto i = static_cast<std::size_t>(r);
@@ -70,6 +75,7 @@ struct GroupConfig {
   int expert_capacity = 0;       // most rows of an expert in expert_padded; 0 = not used
   bool push = false;             // every rank has an inbox
   bool bsp = false;              // with room for the windows of bsp
+  bool stage_pushed = false;     // pushed rows of expert layouts go to blocks by source
   bool returns = false;          // outputs come back into inboxes on every path but allgather
   Protocol protocol = Protocol::put_with_signal;  // of pushed rows
   int checksum_rows = 0;                          // of a batch; 0 = all rows of a message

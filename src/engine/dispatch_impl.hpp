@@ -32,8 +32,8 @@ Status EngineImpl<F>::next_slot(bool uses_input, std::uint64_t& epoch) const {
   status.expected = is_first ? first_ + 1 : epoch - slots_.size();
   for (int p = config_.size - 1; p >= 0; --p) {
     if (p == rank_ || lost_.contains(p)) continue;
-    // acquires: the end of p's reads of this slot, or that it is armed; without it rows would change
-    // under p.
+    // acquires: the end of p's reads of this slot, or that it is armed; without it rows would
+    // change under p.
     const std::uint64_t seen =
         fabric_.load_flag(p, is_first ? layout(p).armed(slot) : layout(p).done(slot));
     if (seen >= status.expected) continue;
@@ -277,8 +277,12 @@ int EngineImpl<F>::advance_dispatch(Op& op) {
   // Replacing a repeated plan: no lane may still be at work by the old one.
   const bool may_replace_plan =
       !op.cached || op.absent.empty() || (op.send.idle() && op.receive.idle());
-  if (op.waiting.empty() && !op.placed && may_replace_plan) {
+  const bool bulk = is_bulk(*h.routed);
+  const bool may_count = !bulk || (op.sent && op.coming.empty());
+  if (op.waiting.empty() && !op.placed && may_replace_plan && may_count) {
+    if (bulk) barrier();
     place_rows(op);
+    if (bulk) barrier();
     op.placed = true;
     ++done;
   }
@@ -350,7 +354,8 @@ bool EngineImpl<F>::read_record_head(Op& op, int q) {
       std::uint64_t{op.theirs[static_cast<std::size_t>(q)].tokens} * op.line.topk;
   if (span[0] <= span[1] && span[1] <= most && most <= layout(q).max_entries()) {
     Routed& routed = *op.handle->routed;
-    if (pushes(routed) || returns(routed)) routed.first_entry[static_cast<std::size_t>(q)] = span[0];
+    if (pushes(routed) || returns(routed))
+      routed.first_entry[static_cast<std::size_t>(q)] = span[0];
     return true;
   }
   Status status = status_of(op, Code::corrupt);

@@ -42,7 +42,7 @@ class Engine {
   virtual void set_store(Store store) = 0;
   // How many lanes will step, and what each looks after first; all 0: by the cost model. From the
   // next operation on.
-  virtual void set_lanes(int lanes, const Roles& roles) = 0;
+  virtual void set_lanes(int lanes, const Roles& roles, SendOrder order) = 0;
   virtual Roles roles() const = 0;   // of the latest operation
   virtual bool pending() const = 0;  // whether an operation is
   // Between operations; null = none.

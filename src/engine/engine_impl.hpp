@@ -1,5 +1,5 @@
 // The engine over any fabric. The bodies: roles_impl.hpp, agree_impl.hpp, dispatch_impl.hpp,
-// push_impl.hpp, wire_impl.hpp, place_impl.hpp and combine_impl.hpp.
+// push_impl.hpp, slices_impl.hpp, wire_impl.hpp, place_impl.hpp and combine_impl.hpp.
 //
 // To add a fabric: satisfy fabric/concept.hpp and instantiate EngineImpl in one .cpp.
 #pragma once
@@ -17,9 +17,11 @@
 #include "engine/op.hpp"
 #include "fabric/concept.hpp"
 #include "memory/copy.hpp"
+#include "memory/prefix_search.hpp"
 #include "memory/row_kernels.hpp"
 #include "memory/row_words.hpp"
 #include "plan/roles.hpp"
+#include "plan/schedule.hpp"
 #include "protocol/protocols.hpp"
 #include "protocol/record.hpp"
 #include "protocol/segment_layout.hpp"
@@ -44,8 +46,9 @@ class EngineImpl final : public Engine {
   void release(HandleState& handle) override;
   Status input(std::int64_t num_tokens, std::int64_t hidden, DType dtype, Rows& x) override;
   void set_store(Store store) override { store_ = store; }
-  void set_lanes(int lanes, const Roles& roles) override {
+  void set_lanes(int lanes, const Roles& roles, SendOrder order) override {
     lanes_ = lanes;
+    send_order_ = order;
     wanted_roles_ = roles;
   }
   bool pending() const override { return !order_.empty(); }
@@ -97,6 +100,7 @@ class EngineImpl final : public Engine {
   bool receives(int lane) const { return lanes_ > 1 && lane >= roles_.count + roles_.send; }
   bool counts_only() const;
   void note_awaited(int done);
+  void barrier();
   void charge(int lane, Activity activity) const;
   void charge_wait(int lane) const;
 
@@ -146,7 +150,8 @@ class EngineImpl final : public Engine {
     return r.options.path == Path::push || r.options.path == Path::bsp;
   }
   bool to_windows(const Routed& r) const {
-    return r.options.path == Path::bsp || !is_by_expert(r.shape.layout) || decodes_;
+    return r.options.path == Path::bsp || !is_by_expert(r.shape.layout) || decodes_ ||
+           config_.stage_pushed;
   }
   bool sums_bases() const {
     return std::int64_t{config_.size} * config_.experts.num_experts() <= most_counts_;
@@ -167,6 +172,13 @@ class EngineImpl final : public Engine {
   void zero_rows(Op& op, int q);
   void layout_bases(Op& op);
 
+  // slices_impl.hpp
+  bool slices(const Routed& r) const;
+  bool by_token(const Routed& r) const;
+  void add_slices(Op& op);
+  void fill_schedule(Op& op);
+  int push_slice(Op& op, Tile& slice);
+
   // wire_impl.hpp
   bool decodes(const Routed& r) const {  // bsp has flags of its own
     return decodes_ && r.options.path != Path::bsp;
@@ -174,6 +186,7 @@ class EngineImpl final : public Engine {
   std::uint32_t batch_of(const Routed& r, std::uint32_t rows) const {
     return decodes(r) ? protocol_.batch_rows(config_.checksum_rows, rows) : 1;
   }
+  bool is_bulk(const Routed& r) const { return r.options.path == Path::bsp; }
   bool is_fenced(const Routed& r) const { return is_acknowledged_ && r.options.path == Path::push; }
   WireRow wire_row(const HandleState& h) const {
     return {.bytes = static_cast<std::uint64_t>(h.x.row_bytes()), .epoch = h.epoch, .slot = h.slot};
@@ -251,9 +264,11 @@ class EngineImpl final : public Engine {
   mutable LaneWord control_{1};
 
   int lanes_ = 1;
+  SendOrder send_order_ = SendOrder::scheduled;
   Roles wanted_roles_;
   Roles roles_{.count = 1};
   Tracer* tracer_ = nullptr;
+  int control_lane_ = 0;
   int fruitless_ = 0;  // looks at the peers in a row
   LaneWord awaited_;   // packed by note_awaited()
 };
@@ -328,7 +343,7 @@ Op& EngineImpl<F>::free_op() {
     if (op->line.kind != OpKind::none) continue;
     op->cached = op->announced = op->sent = op->placed = false;
     for (RankSet* set : {&op->absent, &op->unplaced, &op->pushers, &op->coming, &op->unsent,
-                         &op->decoding, &op->copying}) {
+                         &op->decoding, &op->targets, &op->copying}) {
       set->clear();
     }
     op->status = {};
@@ -354,6 +369,7 @@ int EngineImpl<F>::step(int lane, int lanes) {
   charge_wait(lane);
   const bool first = counts(lane);
   int done = first ? control(lane) : 0;
+  if (done != 0 && lanes_ > 1) return done;  // what there is to do now is everybody's
   if (!first || !counts_only()) done += run_tiles(lane);
   if (!first && done == 0) done = control(lane);
   if (done == 0) charge_wait(lane);
@@ -364,6 +380,7 @@ int EngineImpl<F>::step(int lane, int lanes) {
 template <Fabric F>
 int EngineImpl<F>::control(int lane) {
   if (!control_.try_claim(1, 0)) return 0;  // claims: the operations' state
+  control_lane_ = lane;
   int done = fabric_.progress();
   for (std::size_t i = 0; i < order_.size();) {
     Op* op = order_[i];
@@ -564,4 +581,5 @@ void EngineImpl<F>::close() {
 #include "engine/place_impl.hpp"     // IWYU pragma: export
 #include "engine/push_impl.hpp"      // IWYU pragma: export
 #include "engine/roles_impl.hpp"     // IWYU pragma: export
+#include "engine/slices_impl.hpp"    // IWYU pragma: export
 #include "engine/wire_impl.hpp"      // IWYU pragma: export

@@ -11,6 +11,7 @@
 #include "engine/tile_board.hpp"
 #include "memory/lane_set.hpp"
 #include "memory/private_rows.hpp"
+#include "plan/schedule.hpp"
 #include "protocol/op_line.hpp"
 #include "ubep/combine.hpp"
 
@@ -18,7 +19,9 @@ namespace ubep {
 
 // Tiles per peer at most, and for work that is not per peer.
 inline constexpr std::uint32_t kTilesPerPeer = 4;
-inline constexpr std::uint32_t kTilesForAll = 16;
+inline constexpr std::uint32_t kTilesForAll = kMaxLanes;
+
+inline constexpr std::uint32_t kAllOwners = ~0U;  // Tile::peer of a slice of all owners' rows
 
 // Rows of one source beyond which their receiver stores them past its caches.
 inline constexpr std::uint64_t kCachedBytes = 4 << 20;
@@ -41,6 +44,7 @@ struct Op {
         coming(ranks),
         unsent(ranks),
         decoding(ranks),
+        targets(ranks),
         copying(ranks),
         left(static_cast<std::size_t>(ranks)),
         marks(static_cast<std::size_t>(ranks)),
@@ -68,11 +72,17 @@ struct Op {
   std::vector<OpLine> theirs;
 
   // Rows that sources put into inboxes (push, bsp).
-  RankSet unplaced;            // owners whose base for my rows I do not know yet
-  RankSet pushers;             // sources that put rows into my inbox,
-  RankSet coming;              //   have not said that all are there,
-  RankSet unsent;              //   or were lost before they could
-  RankSet decoding;            // sources whose rows tell themselves that they are here
+  RankSet unplaced;  // owners whose base for my rows I do not know yet
+  RankSet pushers;   // sources that put rows into my inbox,
+  RankSet coming;    //   have not said that all are there,
+  RankSet unsent;    //   or were lost before they could
+  RankSet decoding;  // sources whose rows tell themselves that they are here
+  // Slices: owners whose rows they hold, and the order.
+  RankSet targets;
+  Schedule schedule;
+  bool is_by_expert = false;           // what the schedule was made for
+  std::vector<std::uint32_t> rows_to;  // by its destinations
+
   RankSet copying;             // sources whose rows are on the receive board
   std::vector<LaneWord> left;  // rows still to be put into each owner's inbox
 

@@ -45,7 +45,7 @@ bool EngineImpl<F>::copies_from(const Op& op, int q) const {
   if (op.absent.contains(q)) return false;
   if (op.pushers.contains(q)) {
     return o.path == Path::bsp || decodes_ ||
-           (to_windows(*h.routed) && (o.contiguous || o.in_place));
+           (to_windows(*h.routed) && (o.contiguous || o.in_place || is_by_expert(o.layout)));
   }
   if (q == rank_ && o.path == Path::allgather && !o.contiguous) return false;
   return o.path != Path::read;

@@ -47,7 +47,12 @@ int EngineImpl<F>::push_windows(Op& op) {
     layout_bases(op);
     return 0;
   }
-  op.unplaced.for_each([&](int owner) { add_push_tiles(op, owner); });
+  if (slices(routed)) {
+    op.targets |= op.unplaced;
+    add_slices(op);
+  } else {
+    op.unplaced.for_each([&](int owner) { add_push_tiles(op, owner); });
+  }
   op.unplaced.clear();
   const bool is_left_to_step = decodes(routed) && is_by_expert(routed.shape.layout);
   return bytes <= start_bytes() && !is_left_to_step ? run_send_tiles(op) : 0;
@@ -79,8 +84,15 @@ int EngineImpl<F>::find_bases(Op& op) {
       op.unplaced.erase(owner);
       changed = true;
       if (fate == Fate::lost) report_loss(op, owner);
-      if (fate == Fate::stored) add_push_tiles(op, owner);  // else it wants no rows any more
+      if (fate != Fate::stored) return;  // it wants no rows any more
+      if (slices(*op.handle->routed)) {
+        op.targets.insert(owner);
+      } else {
+        add_push_tiles(op, owner);
+      }
     });
+    // Slices go from owner to owner, so all bases must be known.
+    if (changed && op.unplaced.empty() && slices(*op.handle->routed)) add_slices(op);
   }
   if (op.unplaced.empty() && op.send.idle()) op.sent = tell_rows(op);
   return changed || op.sent ? 1 : 0;
@@ -120,6 +132,7 @@ template <Fabric F>
 int EngineImpl<F>::push_rows(Op& op, Tile& tile) {
   const HandleState& h = *op.handle;
   const Routed& routed = *h.routed;
+  if (tile.peer == kAllOwners) return push_slice(op, tile);
   if (decodes(routed)) return push_encoded(op, tile);
   const auto owner = static_cast<int>(tile.peer);
   const SourceRows& out = routed.outgoing[tile.peer];
@@ -151,12 +164,12 @@ int EngineImpl<F>::push_rows(Op& op, Tile& tile) {
   return static_cast<int>(done);
 }
 
-// After the last row for an owner its word is stored; not with `fence`, where tell_rows() does it.
+// After the last row for an owner its word is stored; or tell_rows() does it.
 template <Fabric F>
 void EngineImpl<F>::end_push_tile(Op& op, int owner, std::uint32_t rows) {
   // publishes: this lane's rows, to the lane that puts the last one.
   if (op.left[static_cast<std::size_t>(owner)].subtract_acq_rel(rows) != 0) return;
-  if (is_fenced(*op.handle->routed)) return;
+  if (is_fenced(*op.handle->routed) || is_bulk(*op.handle->routed)) return;
   // publishes: all my rows of this epoch, to look_for_rows() of their owner; without the order it
   // would show rows of an earlier epoch.
   fabric_.signal(owner, own().sent(op.handle->slot, owner), op.line.epoch);

@@ -35,6 +35,15 @@ void EngineImpl<F>::split_roles(const Op& op) {
                        fabric_.facts().lane);
 }
 
+// Between the phases of bsp: who is last in one lets all lanes into the next.
+template <Fabric F>
+void EngineImpl<F>::barrier() {
+  if (lanes_ == 1) return;
+  charge(control_lane_, Activity::count);
+  fabric_.work({Work::Kind::barrier, 1});
+  charge(control_lane_, Activity::barrier);
+}
+
 // Control part, after a look at the peers: what lanes without work wait for, and whether those that
 // count should do nothing else.
 template <Fabric F>
@@ -51,7 +60,8 @@ void EngineImpl<F>::note_awaited(int done) {
     const bool needs_bases = dispatching && push && (!op.waiting.empty() || !op.unplaced.empty());
     awaited = needs_bases ? Activity::wait_base : Activity::wait_flag;
     if (op.handle->routed->options.path == Path::bsp) held = Activity::barrier;
-    counting = dispatching && !op.waiting.empty() && fruitless_ < kPatience;
+    counting =
+        dispatching && held != Activity::barrier && !op.waiting.empty() && fruitless_ < kPatience;
   }
   // publishes: nothing else; lanes may see it late.
   awaited_.store_release(static_cast<std::uint64_t>(awaited) |

@@ -275,10 +275,11 @@ int EngineImpl<F>::look_at_lost_sources(Op& op) {
 template <Fabric F>
 bool EngineImpl<F>::tell_rows(Op& op) {
   const Routed& routed = *op.handle->routed;
-  if (!is_fenced(routed)) return true;
+  if (is_bulk(routed)) barrier();
+  if (!is_fenced(routed) && !is_bulk(routed)) return true;
   for (int r = 0; r < config_.size; ++r) {
     if (r == rank_ || routed.outgoing[static_cast<std::size_t>(r)].num_rows() == 0) continue;
-    if (!lost_.contains(r) && !fabric_.flushed(r)) return false;
+    if (is_fenced(routed) && !lost_.contains(r) && !fabric_.flushed(r)) return false;
   }
   tell_rows_unfenced(op);
   return true;
@@ -288,7 +289,7 @@ bool EngineImpl<F>::tell_rows(Op& op) {
 template <Fabric F>
 void EngineImpl<F>::tell_rows_unfenced(Op& op) {
   const Routed& routed = *op.handle->routed;
-  if (op.sent || !is_fenced(routed)) return;
+  if (op.sent || !(is_fenced(routed) || is_bulk(routed))) return;
   for (int r = 0; r < config_.size; ++r) {
     if (r == rank_ || routed.outgoing[static_cast<std::size_t>(r)].num_rows() == 0) continue;
     if (op.unplaced.contains(r)) continue;

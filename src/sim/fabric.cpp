@@ -34,6 +34,10 @@ SimFabric::SimFabric(World& world, int rank) : world_(world), rank_(rank) {
                  .issue_ns = ns(lane.issue),
                  .send_ns = per_byte(lane.put),
                  .receive_ns = per_byte(lane.copy)};
+  for (int r = 0; r < options.ranks; ++r) {
+    facts_.tiers.push_back(
+        static_cast<std::uint16_t>(&options.pod.tier(rank, r) - options.pod.tiers.data()));
+  }
   facts_.atomic_bytes =
       options.memory.claims_unit != 0 ? options.memory.claims_unit : options.memory.unit;
   if (!options.memory.weak) return;
@@ -260,6 +264,7 @@ void SimFabric::order(Ordering) {
 
 void SimFabric::work(Work work) {
   const LaneCosts& lane = world_.options().pod.lane;
+  if (work.kind == Work::Kind::barrier) return world_.spend(work.bytes * lane.barrier);
   const std::uint64_t rate = work.kind == Work::Kind::plan     ? lane.plan
                              : work.kind == Work::Kind::reduce ? lane.reduce
                                                                : lane.copy;

@@ -29,6 +29,7 @@ GroupConfig make_group(const LayerOptions& o) {
   config.push = o.path == Path::push || o.path == Path::bsp;
   config.bsp = o.path == Path::bsp;
   config.returns = o.path == Path::push;
+  config.stage_pushed = o.stage_pushed;
   config.protocol = find_protocol(o.protocol).id();
   config.checksum_rows = o.checksum_rows;
   config.experts = ExpertMap(block_map(o.experts, o.ranks), o.ranks);
@@ -49,6 +50,28 @@ WorldOptions make_world(const LayerOptions& o, const GroupConfig& config) {
   return world;
 }
 
+// Where all ranks wait for the last one, at no cost.
+class Meeting {
+ public:
+  Meeting(World& world, int ranks) : world_(world), ranks_(ranks) {}
+
+  void wait(int rank) {
+    if (++here_ == ranks_) {
+      for (int r = 0; r < ranks_; ++r) world_.stir(r);
+    }
+    for (;;) {
+      const std::uint64_t before = world_.news(rank);
+      if (here_ >= ranks_) return;
+      world_.wait_for_news(rank, before);
+    }
+  }
+
+ private:
+  World& world_;
+  int ranks_;
+  int here_ = 0;
+};
+
 class LayerRank {
  public:
   LayerRank(const LayerOptions& o, const GroupConfig& config, World& world, int rank)
@@ -60,7 +83,7 @@ class LayerRank {
                                 {.config = config, .store = Store::far, .made_together = true})),
         crew_(world, rank, *engine_),
         tracer_(world, o.lanes) {
-    engine_->set_lanes(o.lanes, o.roles);
+    engine_->set_lanes(o.lanes, o.roles, o.order);
     engine_->set_tracer(&tracer_);
     bytes_ = index(o.tokens) * index(o.hidden) * size_of(o.dtype);
     x_ = PrivateRows(std::max<std::size_t>(bytes_, 1));
@@ -73,7 +96,7 @@ class LayerRank {
     route();
   }
 
-  void live() {
+  void live(Meeting& meeting) {
     x_rows_ = {x_.data(), options_.tokens, options_.hidden, options_.dtype};
     const RoutingView routing{.topk_idx = ids_,
                               .topk_weights = weights_,
@@ -92,6 +115,8 @@ class LayerRank {
     times_.dispatch = world_.now();
     read_rows();
     times_.first_read = world_.now();
+    if (options_.aligned) meeting.wait(rank_);
+    times_.combine_start = world_.now();
     tracer_.begin();
     crew_.call_in();
     must(engine_->start_combine(
@@ -296,12 +321,13 @@ LayerResult run_layer(const LayerOptions& options) {
     }
   }
   World world(make_world(options, config));
+  Meeting meeting(world, options.ranks);
   std::vector<std::unique_ptr<LayerRank>> ranks;
   const EndOfWorld end_of_world(world);
   for (int r = 0; r < options.ranks; ++r) {
     ranks.push_back(std::make_unique<LayerRank>(options, config, world, r));
     LayerRank& rank = *ranks.back();
-    world.start(r, [&rank] { rank.live(); });
+    world.start(r, [&rank, &meeting] { rank.live(meeting); });
     for (int lane = 1; lane < options.lanes; ++lane) {
       world.start(r, [&rank, lane] { rank.help(lane); });
     }

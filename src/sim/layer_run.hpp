@@ -25,6 +25,9 @@ struct LayerOptions {
   Layout layout = Layout::expert_major;
   Path path = Path::push;  // read needs mapped memory; the others fetch what they read
   Roles roles;             // all 0: by the cost model
+  SendOrder order = SendOrder::scheduled;
+  bool stage_pushed = false;
+  bool aligned = false;  // all ranks start the combine together, when all have read their rows
   Protocol protocol = Protocol::automatic;  // of pushed rows
   int checksum_rows = 0;
   bool moves_rows = false;  // and then compares what comes back; times are the same
@@ -33,10 +36,11 @@ struct LayerOptions {
   std::uint64_t seed = 1;
 };
 
-// Of one rank, from the common start to the end of each part.
+// Of one rank, from the common start to the end of each part, and to the start of the combine.
 struct RankTimes {
   Time dispatch = 0;
   Time first_read = 0;
+  Time combine_start = 0;
   Time combine = 0;
   std::vector<LaneTimes> dispatch_lanes;  // [lanes]
   std::vector<LaneTimes> combine_lanes;

@@ -15,6 +15,7 @@ LaneCosts read_lane(JsonReader reader) {
   costs.issue = reader.time("issue_ns");
   costs.poll = reader.time("poll_ns");
   costs.fence = reader.time("fence_ns");
+  if (reader.optional("barrier_ns")) costs.barrier = reader.time("barrier_ns");
   costs.put = reader.rate("put_gb_s");
   costs.copy = reader.rate("copy_gb_s");
   costs.reduce = reader.rate("reduce_gb_s");

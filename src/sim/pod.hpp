@@ -28,6 +28,7 @@ struct LaneCosts {
   Time issue = 0;            // of a copy, whatever its size; and of a flag
   Time poll = 0;             // of a look at a word, or at a peer's state
   Time fence = 0;            // of an order()
+  Time barrier = 0;          // of all lanes of a rank
   std::uint64_t put = 0;     // rows into a peer's inbox, by one lane
   std::uint64_t copy = 0;    // within own memory
   std::uint64_t reduce = 0;  // rows that are summed

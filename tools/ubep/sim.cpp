@@ -119,7 +119,7 @@ void print(const sim::LayerOptions& o, const sim::LayerResult& result, const Cos
   };
   line("dispatch", microseconds(result, &sim::RankTimes::dispatch, nullptr));
   line("first read", microseconds(result, &sim::RankTimes::first_read, &sim::RankTimes::dispatch));
-  line("combine", microseconds(result, &sim::RankTimes::combine, &sim::RankTimes::first_read));
+  line("combine", microseconds(result, &sim::RankTimes::combine, &sim::RankTimes::combine_start));
   line("all", microseconds(result, &sim::RankTimes::combine, nullptr));
   print_breakdown(result, to);
   fmt::print(to, "sent {:.3f} GB; {} events in {:.2f} s: {:.2f} M/s; {:.2f} GiB of memory\n",
@@ -153,7 +153,7 @@ nlohmann::json to_json(const sim::LayerOptions& o, const sim::LayerResult& resul
       {"seed", o.seed},
       {"dispatch_us", times(&sim::RankTimes::dispatch, nullptr)},
       {"first_read_us", times(&sim::RankTimes::first_read, &sim::RankTimes::dispatch)},
-      {"combine_us", times(&sim::RankTimes::combine, &sim::RankTimes::first_read)},
+      {"combine_us", times(&sim::RankTimes::combine, &sim::RankTimes::combine_start)},
       {"total_us", times(&sim::RankTimes::combine, nullptr)},
       {"bytes_sent", result.bytes_sent},
       {"events", result.events},
