@@ -30,15 +30,46 @@ OpLine EngineImpl<F>::next_line(const HandleState& h, OpKind kind) {
 }
 
 template <Fabric F>
-void EngineImpl<F>::publish_op_line(const OpLine& line) {
+void EngineImpl<F>::publish(Op& op) {
+  const bool has_record = op.line.kind == OpKind::dispatch && !op.cached;
+  publish_op_line(op.line, has_record ? op.handle : nullptr);
+  op.published = true;
+}
+
+// `record`: whose handle's peers will read a record, too.
+template <Fabric F>
+void EngineImpl<F>::publish_op_line(const OpLine& line, const HandleState* record) {
   const Range range{own().op(line.seq), sizeof(OpLine)};
   std::byte* place = fabric_.claim(range);
   constexpr std::size_t kSeq = sizeof(line.seq);
   std::memcpy(place + kSeq, reinterpret_cast<const std::byte*>(&line) + kSeq, sizeof(line) - kSeq);
   fabric_.commit(range, Store::near);
+  if (!fabric_.facts().mapped) replicate_line(range, record);
   // publishes: the rest of the op line, to agree_on_op() of every peer; without the order a peer
   // would compare with the line of 4N operations ago.
   fabric_.store_flag(range.offset, line.seq);
+}
+
+// What each peer will read of an operation, ahead of its words.
+template <Fabric F>
+void EngineImpl<F>::replicate_line(Range line, const HandleState* record) {
+  for (int r = 0; r < config_.size; ++r) {
+    if (r == rank_) continue;
+    std::array<Range, 4> ranges = {line};
+    std::size_t count = 1;
+    if (record != nullptr) {
+      const SendPlan& plan = record->routed->send;
+      const auto rank = static_cast<std::size_t>(r);
+      const Range head = own().offsets(record->slot);
+      ranges[count++] = {head.offset + rank * 4, 8};
+      ranges[count++] =
+          own().entries(record->slot, plan.off[rank], plan.off[rank + 1] - plan.off[rank]);
+      if (config_.push && is_by_expert(record->routed->shape.layout)) {
+        ranges[count++] = own().counts(record->slot, plan.group_rows.size());
+      }
+    }
+    fabric_.replicate(r, std::span(ranges.data(), count));
+  }
 }
 
 // Waits (across calls) for op line `seq` of rank q and compares it. True once q agrees.

@@ -32,11 +32,13 @@ Status EngineImpl<F>::start_combine(HandleState& h, const CombineArgs& args) {
   order_.push_back(&op);
   split_roles(op);
   bind_outputs(op, args.y);
-  publish_op_line(op.line);
+  op.published = false;
+  if (!counts_later(*h.routed)) publish(op);
   add_output_tiles(op);
   const auto rows = static_cast<std::uint64_t>(h.routed->receive.num_rows);
   if (rows * stride_of(h) <= start_bytes()) (void)run_send_tiles(op);
   (void)announce_outputs(op);
+  note_awaited(1);
   return {};
 }
 
@@ -64,6 +66,7 @@ void EngineImpl<F>::add_output_tiles(Op& op) {
     fabric_.commit(own().y(h.slot, stride, 0, rows), Store::near);
     return;
   }
+  if (lanes_ > 1 && returns(*h.routed) && !by_token(*h.routed)) return add_output_slices(op);
   for (int q = 0; q < config_.size; ++q) {
     if (q == rank_ && !owner) continue;
     const std::uint32_t rows = h.routed->receive.sources[static_cast<std::size_t>(q)].num_rows();
@@ -93,6 +96,7 @@ void EngineImpl<F>::sum_choices(const Op& op, int q, std::uint32_t row, std::byt
 
 template <Fabric F>
 int EngineImpl<F>::send_outputs(Op& op, Tile& tile) {
+  if (tile.peer == kAllOwners) return return_slice(op, tile);
   HandleState& h = *op.handle;
   const auto q = static_cast<int>(tile.peer);
   const bool owner = h.routed->options.weighting == Weighting::owner;
@@ -143,6 +147,7 @@ int EngineImpl<F>::announce_outputs(Op& op) {
 template <Fabric F>
 int EngineImpl<F>::advance_combine(Op& op) {
   HandleState& h = *op.handle;
+  if (!op.published) publish(op);
   int done = announce_outputs(op);
   bool changed = false;
   op.waiting.for_each([&](int q) {

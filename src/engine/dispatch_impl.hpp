@@ -172,14 +172,16 @@ void EngineImpl<F>::begin_dispatch(const ConstRows& x, HandleState& h, bool cach
     h.routed->first_entry.resize(static_cast<std::size_t>(config_.size));
   }
   if (arms_ && h.routed->options.path == Path::push) mark_rows(op);
-  publish_op_line(op.line);
+  op.published = false;
+  if (!counts_later(*h.routed)) publish(op);
   if (pushes(*h.routed)) {
-    (void)announce_rows(op);
+    if (op.published) (void)announce_rows(op);
     (void)push_windows(op);
   } else {
     add_token_tiles(op, in_slot);
     (void)announce_rows(op);
   }
+  note_awaited(1);
 }
 
 // Own tokens into the slot, where peers read them.
@@ -247,10 +249,12 @@ int EngineImpl<F>::send_tokens(Op& op, Tile& tile) {
   return static_cast<int>(tile.end - begin);
 }
 
-// Once all own rows are stored. Returns whether it told so now.
+// Once all own rows are stored, where peers read them. Returns whether it told so now.
 template <Fabric F>
 int EngineImpl<F>::announce_rows(Op& op) {
-  if (op.announced || !op.send.idle()) return 0;
+  const bool stored = pushes(*op.handle->routed) || op.send.idle();
+  if (op.announced || !stored) return 0;
+  if (!op.published) publish(op);
   // publishes: record and x rows of this epoch, to advance_source() of every peer; without the
   // order a peer would compute with the rows of an earlier epoch.
   fabric_.store_flag(own().pub(op.handle->slot), op.line.epoch);

@@ -110,7 +110,13 @@ class EngineImpl final : public Engine {
   void report_loss(Op& op, int q);
   bool agree_on_op(Op& op, int q);
   OpLine next_line(const HandleState& h, OpKind kind);
-  void publish_op_line(const OpLine& line);
+  void publish(Op& op);
+  // Telling every peer takes a while: lanes that send need not wait for those that count.
+  bool counts_later(const Routed& r) const {
+    return lanes_ > 1 && !fabric_.facts().mapped && !is_bulk(r) && (pushes(r) || config_.returns);
+  }
+  void publish_op_line(const OpLine& line, const HandleState* record);
+  void replicate_line(Range line, const HandleState* record);
   Status describe_wait(const HandleState& handle) const;
 
   // dispatch_impl.hpp
@@ -176,7 +182,10 @@ class EngineImpl final : public Engine {
   bool slices(const Routed& r) const;
   bool by_token(const Routed& r) const;
   void add_slices(Op& op);
-  void fill_schedule(Op& op);
+  void count_targets(Op& op, bool by_expert);
+  void fill_schedule(Op& op, bool by_expert);
+  void add_output_slices(Op& op);
+  int return_slice(Op& op, Tile& slice);
   int push_slice(Op& op, Tile& slice);
 
   // wire_impl.hpp
@@ -546,6 +555,7 @@ void EngineImpl<F>::release(HandleState& handle) {
       slot_of(handle).dirty = true;
     }
     if (!op->unplaced.empty() && handle.kind == OpKind::dispatch) leave_rows(*op);
+    if (!op->published) publish(*op);
     (void)(outputs_published ? announce_outputs(*op) : announce_rows(*op));
     finish(*op);
     handle.kind = OpKind::none;  // nothing to poll or wait for any more

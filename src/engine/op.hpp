@@ -58,6 +58,7 @@ struct Op {
 
   TileBoard send;          // own rows or outputs into the segment
   TileBoard receive;       // peers' rows out of theirs
+  bool published = false;  // the op line is
   bool announced = false;  // pub or out is stored
   bool sent = false;       // and nothing of mine is left to store
   bool placed = false;

@@ -30,17 +30,32 @@ void EngineImpl<F>::add_slices(Op& op) {
   });
   auto rows = static_cast<std::uint32_t>(routed.send.refs.size());
   if (!by_token(routed)) {
-    fill_schedule(op);
+    const bool by_expert = is_by_expert(routed.shape.layout);
+    count_targets(op, by_expert);
+    fill_schedule(op, by_expert);
     rows = op.schedule.num_rows();
   }
   const int lanes = routed.options.path == Path::bsp ? lanes_ : std::max(roles_.send, 1);
   op.send.add(kAllOwners, rows, static_cast<std::uint32_t>(lanes));
 }
 
+// Rows of a dispatch for each expert, or rank, that is a target.
 template <Fabric F>
-void EngineImpl<F>::fill_schedule(Op& op) {
+void EngineImpl<F>::count_targets(Op& op, bool by_expert) {
   const Routed& routed = *op.handle->routed;
-  const bool by_expert = is_by_expert(routed.shape.layout);
+  op.rows_to.assign(routed.send.group_rows.begin(), routed.send.group_rows.end());
+  for (int r = 0; r < config_.size; ++r) {
+    if (op.targets.contains(r)) continue;
+    const auto i = static_cast<std::size_t>(r);
+    const auto first = static_cast<std::ptrdiff_t>(by_expert ? config_.experts.first[i] : r);
+    const auto end = static_cast<std::ptrdiff_t>(by_expert ? config_.experts.first[i + 1] : r + 1);
+    std::fill(op.rows_to.begin() + first, op.rows_to.begin() + end, 0);
+  }
+}
+
+// From op.rows_to. The order is that of the last time, where lanes and destinations are.
+template <Fabric F>
+void EngineImpl<F>::fill_schedule(Op& op, bool by_expert) {
   const auto lanes = static_cast<std::uint32_t>(std::max(roles_.send, 1));
   if (op.schedule.order.empty() || op.schedule.lanes != lanes || op.is_by_expert != by_expert) {
     op.is_by_expert = by_expert;
@@ -50,15 +65,37 @@ void EngineImpl<F>::fill_schedule(Op& op) {
     make_destinations(config_.experts, tiers, {.self = rank_, .by_expert = by_expert}, to);
     make_order(to, {.lanes = static_cast<int>(lanes)}, op.schedule);
   }
-  op.rows_to.assign(routed.send.group_rows.begin(), routed.send.group_rows.end());
-  for (int r = 0; r < config_.size; ++r) {
-    if (op.targets.contains(r)) continue;
-    const auto i = static_cast<std::size_t>(r);
-    const auto first = static_cast<std::ptrdiff_t>(by_expert ? config_.experts.first[i] : r);
-    const auto end = static_cast<std::ptrdiff_t>(by_expert ? config_.experts.first[i + 1] : r + 1);
-    std::fill(op.rows_to.begin() + first, op.rows_to.begin() + end, 0);
-  }
   count_rows(op.rows_to, op.schedule);
+}
+
+// Outputs that go back, by the ranks that they go to.
+template <Fabric F>
+void EngineImpl<F>::add_output_slices(Op& op) {
+  const HandleState& h = *op.handle;
+  op.rows_to.clear();
+  for (int q = 0; q < config_.size; ++q) {
+    const bool goes = q != rank_ || h.routed->options.weighting == Weighting::owner;
+    op.rows_to.push_back(goes ? h.routed->receive.sources[static_cast<std::size_t>(q)].num_rows()
+                              : 0);
+  }
+  fill_schedule(op, false);
+  op.send.add(kAllOwners, op.schedule.num_rows(), op.schedule.lanes);
+}
+
+template <Fabric F>
+int EngineImpl<F>::return_slice(Op& op, Tile& slice) {
+  const std::uint32_t begin = slice.next;
+  Tile run;
+  RunCursor cursor({slice.next, slice.end, find_place(op.schedule.begin, slice.next)});
+  while (!cursor.done()) {
+    const RowRun to = cursor.next(op.schedule);
+    run.peer = to.destination;
+    run.next = to.first;
+    run.end = to.first + to.count;
+    (void)send_outputs(op, run);
+  }
+  slice.next = slice.end;
+  return static_cast<int>(slice.end - begin);
 }
 
 template <Fabric F>

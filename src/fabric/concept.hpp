@@ -10,6 +10,9 @@
 // claim/commit     own bytes for writing, always at the same address; after commit and the next
 //                  flag peers may acquire them. commit says how they were stored: far ones need an
 //                  order() of the same lane before the flag.
+// replicate        sends committed own bytes to one peer ahead of the next flag: acquiring exactly
+//                  one of these ranges then takes that peer no way there and back. Nothing where
+//                  memory is mapped.
 // inbox            own bytes that peers put rows into; null when nobody pushes.
 // claim_at/commit_at  bytes of a peer's inbox for writing (any lane, each byte once); after
 //                  commit_at and the next own flag that peer finds them in its inbox.
@@ -31,6 +34,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "base/fabric_facts.hpp"
 
@@ -49,6 +53,7 @@ concept Fabric =
       { fabric.prepare(range) } -> std::same_as<void>;
       { fabric.claim(range) } -> std::same_as<std::byte*>;
       { fabric.commit(range, store) } -> std::same_as<void>;
+      { fabric.replicate(rank, std::span<const Range>()) } -> std::same_as<void>;
       { fabric.inbox(range) } -> std::same_as<std::byte*>;
       { fabric.claim_at(rank, range) } -> std::same_as<std::byte*>;
       { fabric.commit_at(rank, range, store) } -> std::same_as<void>;

@@ -88,6 +88,14 @@ const std::byte* SimFabric::fetch(const Place& place) {
   Fetch& fetch = at->second;
   if (is_new) {
     fetch.number = ++number_;
+    if (replicas_.contains(place)) {
+      world_.spend(world_.options().pod.lane.poll);
+      fetch.arrived = true;
+      if (!facts_.moves_rows) return world_.memory_.own(place.rank) + place.offset;
+      fetch.copy = GuardedCopies::all().make(place.bytes);
+      read(place, fetch);
+      return fetch.copy;
+    }
     under_way_.emplace(fetch.number, place);
     fetch.read_late = world_.random().one_in(2);
     if (facts_.moves_rows) {
@@ -170,6 +178,17 @@ void SimFabric::commit(Range range, Store store) {
   if (!claimed_.empty()) end_claim(range);
   world_.spend(time_of(range.bytes, world_.options().pod.lane.copy));
   world_.memory_.commit(rank_, range, store, world_.loose());
+}
+
+void SimFabric::replicate(int rank, std::span<const Range> ranges) {
+  if (facts_.mapped || rank == rank_) return;
+  std::uint64_t bytes = 0;
+  for (const Range& range : ranges) {
+    check_segment(rank_, range, "replicate");
+    bytes += range.bytes;
+    world_.fabric(rank).replicas_.insert({rank_, range.offset, range.bytes});
+  }
+  world_.send_put(rank_, rank, bytes, world_.memory_.put_replica(rank_, rank));
 }
 
 void SimFabric::end_claim(Range range) {

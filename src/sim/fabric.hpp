@@ -10,8 +10,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "base/fabric_facts.hpp"
@@ -39,6 +41,7 @@ class SimFabric final : public Agent {
   void prepare(Range) const {}
   std::byte* claim(Range range);
   void commit(Range range, Store store);
+  void replicate(int rank, std::span<const Range> ranges);
   std::byte* inbox(Range range);
   std::byte* claim_at(int rank, Range range);
   void commit_at(int rank, Range range, Store store);
@@ -94,6 +97,7 @@ class SimFabric final : public Agent {
   int rank_;
   FabricFacts facts_;
   std::unordered_map<Place, Fetch, PlaceHash> fetches_;
+  std::unordered_set<Place, PlaceHash> replicas_;       // that peers have sent; flags follow them
   std::unordered_map<std::uint64_t, Place> under_way_;  // by number
   std::vector<std::uint64_t> landed_;                   // since the last progress()
   std::uint64_t number_ = 0;

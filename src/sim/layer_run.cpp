@@ -80,7 +80,10 @@ class LayerRank {
         rank_(rank),
         layout_(config, rank),
         engine_(make_sim_engine(world.fabric(rank),
-                                {.config = config, .store = Store::far, .made_together = true})),
+                                {.config = config,
+                                 .store = Store::far,
+                                 .tile_bytes = 4096,  // of a vector core, not of a CPU
+                                 .made_together = true})),
         crew_(world, rank, *engine_),
         tracer_(world, o.lanes) {
     engine_->set_lanes(o.lanes, o.roles, o.order);
@@ -214,7 +217,8 @@ class LayerRank {
       }
     } else {
       world_.fabric(rank_).work(
-          {Work::Kind::copy, bytes * static_cast<std::uint64_t>(received.num_rows)});
+          {Work::Kind::copy, bytes * static_cast<std::uint64_t>(received.num_rows) /
+                                 static_cast<std::uint64_t>(options_.lanes)});
     }
     if (!options_.moves_rows) return;
     for (std::int64_t i = 0; i < received.num_rows; ++i) {

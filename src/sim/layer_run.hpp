@@ -1,7 +1,7 @@
 // One MoE layer's dispatch and combine on a pod: every rank runs the library's engine.
 //
 // Ranks start together. Experts take no time: what is between dispatch and combine is the first
-// read of the received rows.
+// read of the received rows, by all lanes.
 #pragma once
 
 #include <cstdint>

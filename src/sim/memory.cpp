@@ -109,6 +109,17 @@ std::uint64_t Memory::put(int rank, int peer, Range range, Store store, std::vec
     put.bytes = std::make_shared<const std::vector<std::byte>>(data, data + range.bytes);
     std::fill_n(data, range.bytes, std::byte{0xff});  // who puts them once more puts NaNs
   }
+  const std::uint64_t number = add(std::move(put), store == Store::near);
+  if (store == Store::far) loose.push_back({peer, 0, number});
+  if (options_.moves_rows) open_.push_back(number);
+  return number;
+}
+
+std::uint64_t Memory::put_replica(int rank, int peer) {
+  return add({.rank = rank, .peer = peer, .range = {}}, true);
+}
+
+std::uint64_t Memory::add(Put put, bool is_ordered) {
   std::uint64_t number = 0;
   if (free_.empty()) {
     puts_.emplace_back();
@@ -117,27 +128,25 @@ std::uint64_t Memory::put(int rank, int peer, Range range, Store store, std::vec
     number = free_.back();
     free_.pop_back();
   }
-  if (store == Store::far) {
-    loose.push_back({peer, 0, number});
-  } else {
-    put.number = ++pair(rank, peer).issued;
-  }
-  ++node(rank).under_way;
-  ++pair(rank, peer).unacknowledged;
+  Pair& p = pair(put.rank, put.peer);
+  if (is_ordered) put.number = ++p.issued;
+  ++node(put.rank).under_way;
+  ++p.unacknowledged;
   puts_[number - 1] = std::move(put);
-  if (options_.moves_rows) open_.push_back(number);
   return number;
 }
 
 void Memory::land(std::uint64_t number) {
   Put& put = puts_[number - 1];
   put.landed_at = queue_.now();
-  if (options_.moves_rows) write_landed(number);
+  if (put.bytes != nullptr) write_landed(number);
   --node(put.rank).under_way;
   Pair& p = pair(put.rank, put.peer);
   --p.unacknowledged;
   if (options_.tells_puts) {
-    if (!options_.moves_rows) node(put.peer).landed.insert(put.range.offset);
+    if (!options_.moves_rows && put.range.bytes != 0) {
+      node(put.peer).landed.insert(put.range.offset);
+    }
     tell_(put.peer, put.landed_at);
   }
   p.last_landing = std::max(p.last_landing, put.landed_at);

@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "base/fabric_facts.hpp"
@@ -31,6 +32,7 @@ class ShmFabric {
   void prepare(Range range);
   std::byte* claim(Range range) { return own_ + range.offset; }
   void commit(Range, Store) const {}
+  void replicate(int, std::span<const Range>) const {}
 
   std::byte* inbox(Range range) { return claim_at(rank_, range); }
   std::byte* claim_at(int rank, Range range) {
