@@ -6,6 +6,8 @@ DISPATCH = "src/engine/dispatch_impl.hpp"
 PLACE = "src/engine/place_impl.hpp"
 PUSH = "src/engine/push_impl.hpp"
 COMBINE = "src/engine/combine_impl.hpp"
+WIRE = "src/engine/wire_impl.hpp"
+CHECKSUM = "src/protocol/data_checksum.hpp"
 
 MUTATIONS = [
     # Orderings.
@@ -103,6 +105,42 @@ MUTATIONS = [
      "  if (found.field == nullptr) return true;\n", "  return true;\n", []),
     ("an operation's fields are not compared", AGREE,
      "    found = compare(op.line, theirs);", "", []),
+    # Protocols of pushed rows.
+    ("blocks with flags on memory that tears them", "src/protocol/token_flag.hpp",
+     "    if (facts.atomic_bytes >= block || facts.ordered_stores) return \"\";", "    return \"\";\n",
+     ["--protocol", "tff-512", "--no-fates"]),
+    ("the half of a block with its flag is put before the other", WIRE,
+     "    fabric_.commit_at(owner, range, Store::near);\n    const bool ends_batch",
+     "    fabric_.commit_at(owner, {range.offset + 64, range.bytes - 64}, Store::near);\n"
+     "    fabric_.commit_at(owner, {range.offset, 64}, Store::near);\n    const bool ends_batch",
+     ["--protocol", "tff-128"]),
+    ("a flag's epoch is not compared", "src/protocol/token_flag.hpp",
+     "    return last == epoch;", "    return last != 0;", ["--protocol", "tff-128"]),
+    ("a checksum without epoch and tag", CHECKSUM,
+     "crc32c(sum, epoch.data(), epoch.size());", "crc32c(sum, epoch.data(), 0);",
+     ["--protocol", "dc"]),
+    ("a batch is taken without its checksum", WIRE,
+     "    if (moves && protocol_.checksum_word(wire, sum) != told) return false;\n", "",
+     ["--protocol", "dc"]),
+    ("a window is not armed again", WIRE,
+     "      protocol_.arm(h.slot, fabric_.inbox(place(row)), place(row).bytes);\n", "",
+     ["--protocol", "sp"]),
+    ("a window is armed before all of its rows are here", WIRE,
+     "    if (slot.dirty && moves) protocol_", "    if (false && moves) protocol_",
+     ["--protocol", "sp"]),
+    ("windows of a dispatch that was given up count as armed", ENGINE,
+     "      slot_of(handle).dirty = true;\n",
+     "      if (arms_) fabric_.store_flag(own().armed(handle.slot), handle.epoch + 1);\n",
+     ["--protocol", "sp"]),
+    ("rows that hold the sentinel are not marked", WIRE,
+     "    if (protocol_.collides(wire, h.x.row(t))) set(t / 64, t % 64);\n", "",
+     ["--protocol", "sp"]),
+    ("marked rows do not wait for their word", WIRE,
+     "    if (wire.announced && fabric_.load_flag(q, layout(q).sent(h.slot, rank_)) < h.epoch) {",
+     "    if (false) {", ["--protocol", "sp"]),
+    ("rows of the lost are awaited", DISPATCH,
+     "  if (failed_.ok() && op.decoding.meets(lost_)) done += look_at_lost_sources(op);\n", "",
+     ["--protocol", "tff-16"]),
     # Sums.
     ("sums skip a row whose owner is late", COMBINE,
      "    if (!op.ready.load_acquire(ref.rank)) return false;",

@@ -32,8 +32,8 @@ Status EngineImpl<F>::next_slot(bool uses_input, std::uint64_t& epoch) const {
   status.expected = is_first ? first_ + 1 : epoch - slots_.size();
   for (int p = config_.size - 1; p >= 0; --p) {
     if (p == rank_ || lost_.contains(p)) continue;
-    // acquires: the end of p's reads of this slot, or that it is armed; without it rows would change
-    // under p.
+    // acquires: the end of p's reads of this slot, or that it is armed; without it rows would
+    // change under p.
     const std::uint64_t seen =
         fabric_.load_flag(p, is_first ? layout(p).armed(slot) : layout(p).done(slot));
     if (seen >= status.expected) continue;

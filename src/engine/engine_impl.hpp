@@ -153,9 +153,7 @@ class EngineImpl final : public Engine {
   std::uint32_t batch_of(const Routed& r, std::uint32_t rows) const {
     return decodes(r) ? protocol_.batch_rows(config_.checksum_rows, rows) : 1;
   }
-  bool is_fenced(const Routed& r) const {
-    return is_acknowledged_ && r.options.path == Path::push;
-  }
+  bool is_fenced(const Routed& r) const { return is_acknowledged_ && r.options.path == Path::push; }
   WireRow wire_row(const HandleState& h) const {
     return {.bytes = static_cast<std::uint64_t>(h.x.row_bytes()), .epoch = h.epoch, .slot = h.slot};
   }
@@ -296,9 +294,8 @@ Op& EngineImpl<F>::free_op() {
   for (const auto& op : ops_) {
     if (op->line.kind != OpKind::none) continue;
     op->cached = op->announced = op->sent = op->placed = false;
-    for (RankSet* set :
-         {&op->absent, &op->unplaced, &op->pushers, &op->coming, &op->unsent, &op->decoding,
-          &op->copying}) {
+    for (RankSet* set : {&op->absent, &op->unplaced, &op->pushers, &op->coming, &op->unsent,
+                         &op->decoding, &op->copying}) {
       set->clear();
     }
     op->status = {};

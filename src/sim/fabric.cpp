@@ -251,7 +251,7 @@ void SimFabric::order(Ordering) {
 
 void SimFabric::work(Work work) {
   const LaneCosts& lane = world_.options().pod.lane;
-  const std::uint64_t rate = work.kind == Work::Kind::plan   ? lane.plan
+  const std::uint64_t rate = work.kind == Work::Kind::plan     ? lane.plan
                              : work.kind == Work::Kind::reduce ? lane.reduce
                                                                : lane.copy;
   world_.spend(time_of(work.bytes, rate));

@@ -55,7 +55,8 @@ class LayerRank {
         world_(world),
         rank_(rank),
         layout_(config, rank),
-        engine_(make_sim_engine(world.fabric(rank), {.config = config, .store = Store::far, .made_together = true})),
+        engine_(make_sim_engine(world.fabric(rank),
+                                {.config = config, .store = Store::far, .made_together = true})),
         crew_(world, rank, *engine_) {
     bytes_ = index(o.tokens) * index(o.hidden) * size_of(o.dtype);
     x_ = PrivateRows(std::max<std::size_t>(bytes_, 1));

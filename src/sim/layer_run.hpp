@@ -22,7 +22,7 @@ struct LayerOptions {
   int experts = 0;
   DType dtype = DType::bf16;
   Layout layout = Layout::expert_major;
-  Path path = Path::push;   // read needs mapped memory; the others fetch what they read
+  Path path = Path::push;  // read needs mapped memory; the others fetch what they read
   Protocol protocol = Protocol::automatic;  // of pushed rows
   int checksum_rows = 0;
   bool moves_rows = false;  // and then compares what comes back; times are the same

@@ -32,14 +32,14 @@ struct MemoryOptions {
   std::vector<std::uint64_t> inbox_bytes;    // [ranks], or none
   bool moves_rows = true;
   bool weak = false;
-  std::uint32_t unit = 16;     // weak: bytes that appear at once
+  std::uint32_t unit = 16;        // weak: bytes that appear at once
   std::uint32_t claims_unit = 0;  // a planted fault: the fabric says so instead of `unit`
-  bool in_order = false;       // weak: units appear in the order of their stores
-  Time delay = 0;              // weak: of a unit or a flag, at most
-  bool loses_release = false;  // a planted fault: flags wait for nothing
-  bool loses_signal = false;   // the same of signals only, which one peer looks at
-  bool tells_puts = false;     // ranks have news when bytes arrive in their inbox,
-  bool tells_acks = false;     //   and when theirs were acknowledged
+  bool in_order = false;          // weak: units appear in the order of their stores
+  Time delay = 0;                 // weak: of a unit or a flag, at most
+  bool loses_release = false;     // a planted fault: flags wait for nothing
+  bool loses_signal = false;      // the same of signals only, which one peer looks at
+  bool tells_puts = false;        // ranks have news when bytes arrive in their inbox,
+  bool tells_acks = false;        //   and when theirs were acknowledged
   std::uint64_t seed = 1;
 };
 
@@ -140,13 +140,13 @@ class Memory {
   struct Node {
     PrivateRows segment;
     PrivateRows inbox;
-    std::vector<PrivateRows> pictures;  // [ranks]
-    std::vector<PrivateRows> outgoing;  // [ranks]
-    std::vector<Unit> coming;           // a heap
-    std::vector<Word> words;            // own
+    std::vector<PrivateRows> pictures;         // [ranks]
+    std::vector<PrivateRows> outgoing;         // [ranks]
+    std::vector<Unit> coming;                  // a heap
+    std::vector<Word> words;                   // own
     std::unordered_set<std::uint64_t> landed;  // offsets of puts, where rows do not move
-    std::uint64_t under_way = 0;        // own puts
-    Time last_unit = 0;                 // when the last of its bytes appears anywhere
+    std::uint64_t under_way = 0;               // own puts
+    Time last_unit = 0;                        // when the last of its bytes appears anywhere
   };
 
   Node& node(int rank) { return nodes_[static_cast<std::size_t>(rank)]; }

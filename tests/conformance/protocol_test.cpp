@@ -74,8 +74,7 @@ TEST_P(ProtocolTest, RowsOfEveryLayoutAndSizeArrive) {
 
 TEST_P(ProtocolTest, UnevenTokensAndARankWithNone) {
   for (const std::uint64_t seed : {1, 2, 3}) {
-    for (const Layout layout :
-         {Layout::rank_major, Layout::expert_major, Layout::expert_padded}) {
+    for (const Layout layout : {Layout::rank_major, Layout::expert_major, Layout::expert_padded}) {
       SCOPED_TRACE(testing::Message() << name(layout) << ", seed " << seed);
       run(uneven(layout, seed), {.path = Path::push}, static_cast<int>(seed) - 1);
     }
@@ -112,8 +111,8 @@ TEST_P(ProtocolTest, PathsMayDiffer) {
 // Whoever gives a dispatch up early leaves rows on their way into slots that are used again.
 TEST_P(ProtocolTest, RowsOfAReleasedDispatchDoNotComeBack) {
   Problem problem = make_problem({.ranks = 2, .tokens = 12, .layout = Layout::expert_major});
-  Problem other = make_problem(
-      {.ranks = 2, .tokens = 12, .layout = Layout::expert_major, .seed = 99});
+  Problem other =
+      make_problem({.ranks = 2, .tokens = 12, .layout = Layout::expert_major, .seed = 99});
   run_ranks(kind(), 2, [&](const Bootstrap& bootstrap) {
     Communicator comm = Communicator::create(bootstrap, options(problem));
     for (int round = 0; round < 20; ++round) {
@@ -281,8 +280,9 @@ class ProtocolCostTest : public testing::TestWithParam<Protocol> {
     while (handle.state.load_acquire() != HandleState::complete) (void)engine.step(0, 1);
     for (std::size_t owner = 0; owner < fabric.costs.size(); ++owner) {
       const MessageCost& done = fabric.costs[owner];
-      const MessageCost stated = find_protocol(GetParam()).message_cost(
-          handle.routed->outgoing[owner].num_rows(), kRowBytes, group.checksum_rows);
+      const MessageCost stated = find_protocol(GetParam())
+                                     .message_cost(handle.routed->outgoing[owner].num_rows(),
+                                                   kRowBytes, group.checksum_rows);
       EXPECT_EQ(done.puts, stated.puts);
       EXPECT_EQ(done.put_bytes, stated.put_bytes);
       EXPECT_EQ(done.signals, stated.signals);
@@ -297,8 +297,7 @@ TEST_P(ProtocolCostTest, IsWhatIsDone) {
     for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
       sim::World world(world_of(group));
       for (int r = 0; r < group.size; ++r) {
-        world.start(
-            r, [&, r, layout] { dispatch_and_compare(world.fabric(r), group, layout); });
+        world.start(r, [&, r, layout] { dispatch_and_compare(world.fabric(r), group, layout); });
       }
       EXPECT_TRUE(world.run());
     }

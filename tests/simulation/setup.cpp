@@ -23,8 +23,10 @@ constexpr int kMostElements = 600;  // of one rank's tokens
 constexpr int kMostCalls = 6000;    // of the fabric, until something befalls a rank
 
 Case draw_calls(std::uint64_t seed, bool mapped) {
-  Case c = make_case(seed, {.max_ranks = 4, .max_operations = 8, .max_elements = kMostElements,
-                           .draws_protocol = false});
+  Case c = make_case(seed, {.max_ranks = 4,
+                            .max_operations = 8,
+                            .max_elements = kMostElements,
+                            .draws_protocol = false});
   for (Operation& op : c.operations) {
     for (LocalChoice& local : op.local) {
       const bool in_place =
