@@ -307,6 +307,53 @@ TEST_P(ProtocolCostTest, IsWhatIsDone) {
 INSTANTIATE_TEST_SUITE_P(All, ProtocolCostTest, testing::ValuesIn(every_protocol()),
                          [](const auto& test) { return identifier(test.param); });
 
+class NarrowTagTest : public ProtocolCostTest {
+ protected:
+  // Whether anything but zeros is left in the windows or checksums of slot 1 after a dispatch.
+  static bool leaves_tags(std::uint64_t scrub_every) {
+    const GroupConfig group = config(0);
+    sim::World world(world_of(group));
+    int left = 0;
+    for (int r = 0; r < group.size; ++r) {
+      world.start(r, [&, r] {
+        EngineImpl<sim::SimFabric> engine(world.fabric(r),
+                                          {.config = group, .scrub_every = scrub_every});
+        HandleState handle;
+        const std::vector<std::byte> x(4 * kRowBytes, std::byte{1});
+        const std::vector<std::int32_t> ids{0, 3, 5, 1, 4, 6, 2, 3, 6, 0, 4, 5};
+        const std::vector<float> weights(ids.size(), 1.0F);
+        const Status status = engine.start_dispatch(
+            ConstRows(x.data(), 4, kHidden, DType::bf16),
+            {.topk_idx = ids, .topk_weights = weights, .num_tokens = 4, .topk = 3},
+            {.layout = Layout::expert_major, .path = Path::push}, handle);
+        ASSERT_TRUE(status.ok()) << status.message();
+        // acquires: nothing; one lane.
+        while (handle.state.load_acquire() != HandleState::complete) (void)engine.step(0, 1);
+        const SegmentLayout layout(group, r);
+        const Range tags = GetParam() == Protocol::checksum ? layout.checksums(handle.slot)
+                                                            : layout.windows(handle.slot);
+        const std::byte* bytes = world.fabric(r).inbox(tags);
+        left +=
+            std::any_of(bytes, bytes + tags.bytes, [](std::byte b) { return b != std::byte{}; });
+        engine.release(handle);
+      });
+    }
+    EXPECT_TRUE(world.run());
+    EXPECT_TRUE(left == 0 || left == group.size);
+    return left != 0;
+  }
+};
+
+// Before a tag can come again.
+TEST_P(NarrowTagTest, OldTagsAreWipedOut) {
+  EXPECT_TRUE(leaves_tags(2));
+  EXPECT_FALSE(leaves_tags(1));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, NarrowTagTest,
+                         testing::Values(Protocol::token_flag_16, Protocol::checksum),
+                         [](const auto& test) { return identifier(test.param); });
+
 // What a fabric does not promise is not relied on: set-up says so.
 TEST(ProtocolRefusalTest, NamesProtocolAndFabric) {
   GroupConfig group;

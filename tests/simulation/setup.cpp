@@ -190,6 +190,7 @@ void choose_protocol(Setup& setup, const Cuts& cuts, Random& random) {
     if (options.protocol == Protocol::checksum) options.checksum_rows = random.below(5);
   }
   if (options.protocol == Protocol::sentinel) scatter_sentinels(setup, random);
+  if (random.one_in(2)) setup.scrub_every = static_cast<std::uint64_t>(random.between(1, 4));
   memory.claims_unit = cuts.claims_unit;
   memory.loses_signal = cuts.loses_signal;
 }
