@@ -6,6 +6,8 @@ DISPATCH = "src/engine/dispatch_impl.hpp"
 PLACE = "src/engine/place_impl.hpp"
 PUSH = "src/engine/push_impl.hpp"
 COMBINE = "src/engine/combine_impl.hpp"
+WIRE = "src/engine/wire_impl.hpp"
+CHECKSUM = "src/protocol/data_checksum.hpp"
 
 MUTATIONS = [
     # Orderings.
@@ -32,7 +34,9 @@ MUTATIONS = [
   fabric_.store_flag(range.offset, line.seq);""",
      "  fabric_.store_flag(range.offset, line.seq);\n  fabric_.commit(range, Store::near);", []),
     ("sent after the first tile of rows", PUSH,
-     "subtract_acq_rel(done) == 0)", "subtract_acq_rel(done) + done == out.num_rows())", []),
+     "subtract_acq_rel(rows) != 0)",
+     "subtract_acq_rel(rows) + rows != op.handle->routed->outgoing[static_cast<std::size_t>("
+     "owner)].num_rows())", []),
     ("record read before its flag", DISPATCH,
      "  if (stage == Op::kOpLine && agree_on_op(op, q)) stage = Op::kAnnouncement;",
      "  if (stage == Op::kOpLine && agree_on_op(op, q)) stage = Op::kRecordHead;", []),
@@ -41,8 +45,8 @@ MUTATIONS = [
      "  if (seen <= value) return seen == value;", "  if (seen <= value) return seen != 0;", []),
     ("credit ignored", DISPATCH, "    if (seen >= status.expected) continue;", "    continue;", []),
     ("credit of one epoch too early", DISPATCH,
-     "  status.expected = epoch - slots_.size();", "  status.expected = epoch - slots_.size() - 1;",
-     []),
+     "  status.expected = is_first ? first_ + 1 : epoch - slots_.size();",
+     "  status.expected = is_first ? first_ + 1 : epoch - slots_.size() - 1;", []),
     ("credit asked for another slot than is taken", DISPATCH,
      "  h.slot = static_cast<int>(h.epoch % slots_.size());",
      "  h.slot = static_cast<int>((h.epoch + 1) % slots_.size());", []),
@@ -69,7 +73,7 @@ MUTATIONS = [
     ("release drops rows that were not pushed yet", ENGINE,
      "    if (!op->unplaced.empty() && handle.kind == OpKind::dispatch) leave_rows(*op);\n", "", []),
     ("release drops own rows that were not stored yet", ENGINE,
-     "    (void)run_send_tiles(*op);\n    if (!op->unplaced", "    if (!op->unplaced", []),
+     "    (void)run_send_tiles(*op);\n    if (handle.kind", "    if (handle.kind", []),
     ("no second look at `sent` after a release was seen", PUSH,
      """    seen = fabric_.load_flag(q, word_offset);
     if (seen < op.line.epoch) return released""", "    if (seen < op.line.epoch) return released",
@@ -103,6 +107,42 @@ MUTATIONS = [
      "  if (found.field == nullptr) return true;\n", "  return true;\n", []),
     ("an operation's fields are not compared", AGREE,
      "    found = compare(op.line, theirs);", "", []),
+    # Protocols of pushed rows.
+    ("blocks with flags on memory that tears them", "src/protocol/token_flag.hpp",
+     "    if (facts.atomic_bytes >= block || facts.ordered_stores) return \"\";", "    return \"\";\n",
+     ["--protocol", "tff-512", "--no-fates"]),
+    ("the half of a block with its flag is put before the other", WIRE,
+     "    fabric_.commit_at(owner, range, Store::near);\n    const bool ends_batch",
+     "    fabric_.commit_at(owner, {range.offset + 64, range.bytes - 64}, Store::near);\n"
+     "    fabric_.commit_at(owner, {range.offset, 64}, Store::near);\n    const bool ends_batch",
+     ["--protocol", "tff-128"]),
+    ("a flag's epoch is not compared", "src/protocol/token_flag.hpp",
+     "    return last == epoch;", "    return last != 0;", ["--protocol", "tff-128"]),
+    ("a checksum without epoch and tag", CHECKSUM,
+     "crc32c(sum, epoch.data(), epoch.size());", "crc32c(sum, epoch.data(), 0);",
+     ["--protocol", "dc"]),
+    ("a batch is taken without its checksum", WIRE,
+     "    if (moves && protocol_.checksum_word(wire, sum) != told) return false;\n", "",
+     ["--protocol", "dc"]),
+    ("a window is not armed again", WIRE,
+     "      protocol_.arm(h.slot, fabric_.inbox(place(row)), place(row).bytes);\n", "",
+     ["--protocol", "sp"]),
+    ("a window is armed before all of its rows are here", WIRE,
+     "    if (slot.dirty && moves) protocol_", "    if (false && moves) protocol_",
+     ["--protocol", "sp"]),
+    ("windows of a dispatch that was given up count as armed", ENGINE,
+     "      slot_of(handle).dirty = true;\n",
+     "      if (arms_) fabric_.store_flag(own().armed(handle.slot), handle.epoch + 1);\n",
+     ["--protocol", "sp"]),
+    ("rows that hold the sentinel are not marked", WIRE,
+     "    if (protocol_.collides(wire, h.x.row(t))) set(t / 64, t % 64);\n", "",
+     ["--protocol", "sp"]),
+    ("marked rows do not wait for their word", WIRE,
+     "    if (wire.announced && fabric_.load_flag(q, layout(q).sent(h.slot, rank_)) < h.epoch) {",
+     "    if (false) {", ["--protocol", "sp"]),
+    ("rows of the lost are awaited", DISPATCH,
+     "  if (failed_.ok() && op.decoding.meets(lost_)) done += look_at_lost_sources(op);\n", "",
+     ["--protocol", "tff-16"]),
     # Sums.
     ("sums skip a row whose owner is late", COMBINE,
      "    if (!op.ready.load_acquire(ref.rank)) return false;",

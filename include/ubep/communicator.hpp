@@ -81,11 +81,12 @@ class UBEP_API Communicator {
   Status combine(Handle& handle, const CombineArgs& args);
 
   // The same without waiting. They never wait: slot_busy, not_ready (a peer has not given its slot
-  // back yet, or the dispatch is not complete) and no_capacity (more tokens than max_tokens)
-  // publish nothing and can be retried. Arguments that can never be right throw
-  // Error{invalid_argument}. Ranks may differ in path (but bsp and allgather), in_place,
-  // contiguous, mapped_view, weighting, expert_alignment and expert_capacity. Peers see more than 1
-  // MiB of rows, and pushed rows of expert layouts, only once step() has stored them.
+  // back yet, or with Protocol::sentinel not made its first call, or the dispatch is not complete)
+  // and no_capacity (more tokens than max_tokens) publish nothing and can be retried. Arguments
+  // that can never be right throw Error{invalid_argument}. Ranks may differ in path (but bsp and
+  // allgather), in_place, contiguous, mapped_view, weighting, expert_alignment and expert_capacity.
+  // Peers see more than 1 MiB of rows, and pushed rows of expert layouts, only once step() has
+  // stored them.
   Status start_dispatch(const ConstRows& x, const Routing& routing, const DispatchOptions& options,
                         Handle& handle);
   // Same routing and options as `cached` (a handle whose dispatch completed; all ranks must take

@@ -50,13 +50,15 @@ const char* name(Path value) {
   return pick(value, {"auto", "read", "pull", "push", "bsp", "allgather"});
 }
 const char* name(Protocol value) {
-  return pick(value, {"auto", "put-with-signal", "tff-16", "tff-128", "tff-512", "dc", "sp", "fence"});
+  return pick(value,
+              {"auto", "put-with-signal", "tff-16", "tff-128", "tff-512", "dc", "sp", "fence"});
 }
 const char* name(Store value) { return pick(value, {"auto", "near", "far"}); }
 const char* name(Placement value) { return pick(value, {"unknown", "smt", "near", "far"}); }
 const char* name(OpKind value) { return pick(value, {"operation", "dispatch", "combine"}); }
 const char* name(Word value) {
-  return pick(value, {"none", "op", "pub", "out", "done", "record", "state", "base", "sent", "armed"});
+  return pick(value,
+              {"none", "op", "pub", "out", "done", "record", "state", "base", "sent", "armed"});
 }
 const char* name(Code value) {
   return pick(value, {"ok", "not_ready", "slot_busy", "timeout", "peer_lost", "mismatch", "corrupt",

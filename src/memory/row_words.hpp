@@ -11,11 +11,13 @@ inline constexpr std::size_t kWordBytes = 8;
 
 constexpr std::size_t words_of(std::size_t bytes) { return (bytes + kWordBytes - 1) / kWordBytes; }
 
-// Stores `bytes` in words_of(bytes) words; the rest of the last one is zero. `to` is 8-byte aligned.
+// Stores `bytes` in words_of(bytes) words; the rest of the last one is zero. `to` is 8-byte
+// aligned.
 void store_words(std::byte* to, const std::byte* from, std::size_t bytes);
 // Loads `bytes`, from an 8-byte aligned place.
 void load_words(std::byte* to, const std::byte* from, std::size_t bytes);
-// The same unless one of the words is `empty`; then false, and `to` holds anything. Null: only looks.
+// The same unless one of the words is `empty`; then false, and `to` holds anything. Null: only
+// looks.
 bool load_words_unless(std::uint64_t empty, std::byte* to, const std::byte* from,
                        std::size_t bytes);
 void fill_words(std::byte* to, std::uint64_t value, std::size_t words);

@@ -33,7 +33,7 @@ struct OpLine {
   Path path = Path::pull;  // of its rows: push = into inboxes; bsp and allgather must agree
   std::uint8_t contiguous = 0;
   std::uint16_t alignment = 1;  // expert_major
-  std::uint8_t marks = 0;  // 1 = some of my rows are announced by `sent`
+  std::uint8_t marks = 0;       // 1 = some of my rows are announced by `sent`
   std::uint8_t reserved = 0;
   std::uint32_t capacity = 0;  // expert_padded
 };

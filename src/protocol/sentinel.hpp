@@ -1,6 +1,6 @@
-// Sentinel Polling: bare rows over words that hold a sentinel; a row is whole once none of its words
-// does. The owner stores the sentinel again as it takes a row out. Rows that hold the sentinel are
-// announced by `sent` (docs/protocol.md).
+// Sentinel Polling: bare rows over words that hold a sentinel; a row is whole once none of its
+// words does. The owner stores the sentinel again as it takes a row out. Rows that hold the
+// sentinel are announced by `sent` (docs/protocol.md).
 #pragma once
 
 #include <fmt/format.h>
@@ -24,8 +24,9 @@ class Sentinel final : public RowProtocol {
   Arrival arrival() const override { return Arrival::decoded; }
   std::string refusal(const FabricFacts& facts) const override {
     if (facts.atomic_bytes >= kWordBytes) return "";
-    return fmt::format("protocol {} needs stores of {} bytes that are never torn: the fabric has {}",
-                       name(id()), kWordBytes, facts.atomic_bytes);
+    return fmt::format(
+        "protocol {} needs stores of {} bytes that are never torn: the fabric has {}", name(id()),
+        kWordBytes, facts.atomic_bytes);
   }
   std::uint64_t wire_bytes(std::uint64_t row_bytes) const override {
     return words_of(row_bytes) * kWordBytes;

@@ -77,7 +77,8 @@ class TokenFlag final : public RowProtocol {
       std::memcpy(&rest, from + kWholeBytes, bytes - kWholeBytes);
       last |= rest;
     }
-    for (std::uint64_t at = kPayload; at < kLastWord; at += kWordBytes) store_relaxed(to + at, epoch);
+    for (std::uint64_t at = kPayload; at < kLastWord; at += kWordBytes)
+      store_relaxed(to + at, epoch);
     // publishes: the block's payload, to has_flag() on its owner; without the order that would find
     // the flag over words of an earlier epoch.
     SharedWord(to + kLastWord).store_release(last);

@@ -160,7 +160,8 @@ void Memory::land(std::uint64_t number) {
 
 bool Memory::flushed(int rank, int peer) {
   const Pair& p = pair(rank, peer);
-  return p.unacknowledged == 0 && p.last_landing + way_back_(peer, rank) <= queue_.now();
+  if (p.unacknowledged != 0) return false;
+  return p.last_landing == 0 || p.last_landing + way_back_(peer, rank) <= queue_.now();
 }
 
 void Memory::note_landed(Pair& p, std::uint64_t number) {

@@ -74,8 +74,7 @@ TEST_P(ProtocolTest, RowsOfEveryLayoutAndSizeArrive) {
 
 TEST_P(ProtocolTest, UnevenTokensAndARankWithNone) {
   for (const std::uint64_t seed : {1, 2, 3}) {
-    for (const Layout layout :
-         {Layout::rank_major, Layout::expert_major, Layout::expert_padded}) {
+    for (const Layout layout : {Layout::rank_major, Layout::expert_major, Layout::expert_padded}) {
       SCOPED_TRACE(testing::Message() << name(layout) << ", seed " << seed);
       run(uneven(layout, seed), {.path = Path::push}, static_cast<int>(seed) - 1);
     }
@@ -112,8 +111,8 @@ TEST_P(ProtocolTest, PathsMayDiffer) {
 // Whoever gives a dispatch up early leaves rows on their way into slots that are used again.
 TEST_P(ProtocolTest, RowsOfAReleasedDispatchDoNotComeBack) {
   Problem problem = make_problem({.ranks = 2, .tokens = 12, .layout = Layout::expert_major});
-  Problem other = make_problem(
-      {.ranks = 2, .tokens = 12, .layout = Layout::expert_major, .seed = 99});
+  Problem other =
+      make_problem({.ranks = 2, .tokens = 12, .layout = Layout::expert_major, .seed = 99});
   run_ranks(kind(), 2, [&](const Bootstrap& bootstrap) {
     Communicator comm = Communicator::create(bootstrap, options(problem));
     for (int round = 0; round < 20; ++round) {
@@ -192,6 +191,7 @@ class CountingFabric {
   void prepare(Range range) { f_.prepare(range); }
   std::byte* claim(Range range) { return f_.claim(range); }
   void commit(Range range, Store store) { f_.commit(range, store); }
+  void replicate(int rank, std::span<const Range> ranges) { f_.replicate(rank, ranges); }
   std::byte* inbox(Range range) { return f_.inbox(range); }
   std::byte* claim_at(int rank, Range range) { return f_.claim_at(rank, range); }
   void commit_at(int rank, Range range, Store store) {
@@ -281,8 +281,9 @@ class ProtocolCostTest : public testing::TestWithParam<Protocol> {
     while (handle.state.load_acquire() != HandleState::complete) (void)engine.step(0, 1);
     for (std::size_t owner = 0; owner < fabric.costs.size(); ++owner) {
       const MessageCost& done = fabric.costs[owner];
-      const MessageCost stated = find_protocol(GetParam()).message_cost(
-          handle.routed->outgoing[owner].num_rows(), kRowBytes, group.checksum_rows);
+      const MessageCost stated = find_protocol(GetParam())
+                                     .message_cost(handle.routed->outgoing[owner].num_rows(),
+                                                   kRowBytes, group.checksum_rows);
       EXPECT_EQ(done.puts, stated.puts);
       EXPECT_EQ(done.put_bytes, stated.put_bytes);
       EXPECT_EQ(done.signals, stated.signals);
@@ -297,8 +298,7 @@ TEST_P(ProtocolCostTest, IsWhatIsDone) {
     for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
       sim::World world(world_of(group));
       for (int r = 0; r < group.size; ++r) {
-        world.start(
-            r, [&, r, layout] { dispatch_and_compare(world.fabric(r), group, layout); });
+        world.start(r, [&, r, layout] { dispatch_and_compare(world.fabric(r), group, layout); });
       }
       EXPECT_TRUE(world.run());
     }
@@ -306,6 +306,53 @@ TEST_P(ProtocolCostTest, IsWhatIsDone) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ProtocolCostTest, testing::ValuesIn(every_protocol()),
+                         [](const auto& test) { return identifier(test.param); });
+
+class NarrowTagTest : public ProtocolCostTest {
+ protected:
+  // Whether anything but zeros is left in the windows or checksums of slot 1 after a dispatch.
+  static bool leaves_tags(std::uint64_t scrub_every) {
+    const GroupConfig group = config(0);
+    sim::World world(world_of(group));
+    int left = 0;
+    for (int r = 0; r < group.size; ++r) {
+      world.start(r, [&, r] {
+        EngineImpl<sim::SimFabric> engine(world.fabric(r),
+                                          {.config = group, .scrub_every = scrub_every});
+        HandleState handle;
+        const std::vector<std::byte> x(4 * kRowBytes, std::byte{1});
+        const std::vector<std::int32_t> ids{0, 3, 5, 1, 4, 6, 2, 3, 6, 0, 4, 5};
+        const std::vector<float> weights(ids.size(), 1.0F);
+        const Status status = engine.start_dispatch(
+            ConstRows(x.data(), 4, kHidden, DType::bf16),
+            {.topk_idx = ids, .topk_weights = weights, .num_tokens = 4, .topk = 3},
+            {.layout = Layout::expert_major, .path = Path::push}, handle);
+        ASSERT_TRUE(status.ok()) << status.message();
+        // acquires: nothing; one lane.
+        while (handle.state.load_acquire() != HandleState::complete) (void)engine.step(0, 1);
+        const SegmentLayout layout(group, r);
+        const Range tags = GetParam() == Protocol::checksum ? layout.checksums(handle.slot)
+                                                            : layout.windows(handle.slot);
+        const std::byte* bytes = world.fabric(r).inbox(tags);
+        left +=
+            std::any_of(bytes, bytes + tags.bytes, [](std::byte b) { return b != std::byte{}; });
+        engine.release(handle);
+      });
+    }
+    EXPECT_TRUE(world.run());
+    EXPECT_TRUE(left == 0 || left == group.size);
+    return left != 0;
+  }
+};
+
+// Before a tag can come again.
+TEST_P(NarrowTagTest, OldTagsAreWipedOut) {
+  EXPECT_TRUE(leaves_tags(2));
+  EXPECT_FALSE(leaves_tags(1));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, NarrowTagTest,
+                         testing::Values(Protocol::token_flag_16, Protocol::checksum),
                          [](const auto& test) { return identifier(test.param); });
 
 // What a fabric does not promise is not relied on: set-up says so.

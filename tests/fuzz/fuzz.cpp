@@ -87,8 +87,8 @@ int run_many(const Options& options) {
       break;
     }
   }
-  fmt::print("{} seeds from {}, {} events, {} torn puts, {:.0f} s: {} failed\n", done,
-             options.seed, events, torn, seconds(), failed);
+  fmt::print("{} seeds from {}, {} events, {} torn puts, {:.0f} s: {} failed\n", done, options.seed,
+             events, torn, seconds(), failed);
   return failed == 0 ? 0 : 1;
 }
 

@@ -18,18 +18,38 @@ namespace {
 
 constexpr DispatchOptions kPush{.path = Path::push};
 
-class PushTest : public testing::TestWithParam<RankKind> {};
+const auto kProtocols = testing::Range(1, static_cast<int>(Protocol::fence) + 1);
+
+CommunicatorOptions options_for(const Problem& problem, int protocol) {
+  CommunicatorOptions options = options_for(problem);
+  options.protocol = static_cast<Protocol>(protocol);
+  return options;
+}
+
+std::string identifier(int protocol) {
+  std::string text = name(static_cast<Protocol>(protocol));
+  std::replace(text.begin(), text.end(), '-', '_');
+  return text;
+}
+
+class PushTest : public testing::TestWithParam<std::tuple<RankKind, int>> {
+ protected:
+  static RankKind kind() { return std::get<0>(GetParam()); }
+  static CommunicatorOptions options_of(const Problem& problem) {
+    return options_for(problem, std::get<1>(GetParam()));
+  }
+};
 
 TEST_P(PushTest, ATimeoutNamesTheRowsThatAreMissing) {
   const Problem problem = make_problem({.ranks = 3, .layout = Layout::expert_major});
   const Gate started(3);
   const Gate timed_out(3);
-  run_ranks(GetParam(), 3, [&](const Bootstrap& bootstrap) {
-    CommunicatorOptions options = options_for(problem);
+  run_ranks(kind(), 3, [&](const Bootstrap& bootstrap) {
+    CommunicatorOptions options = options_of(problem);
     options.timeout = std::chrono::milliseconds(200);
     Communicator comm = Communicator::create(bootstrap, options);
     Worker worker(problem, bootstrap.rank, kPush);
-    ASSERT_TRUE(worker.start_dispatch(comm).ok());
+    ASSERT_TRUE(worker.start_dispatch_when_ready(comm).ok());
     started.arrive_and_wait();
     if (bootstrap.rank != 2) {  // rank 2 has announced its rows, and does not step
       const Status status = comm.wait(worker.handle);
@@ -54,11 +74,11 @@ TEST_P(PushTest, ReleasedBeforeTheRowsWereSent) {
   for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
     const Problem problem = make_problem({.ranks = 3, .layout = layout});
     const Gate released(3);
-    run_ranks(GetParam(), 3, [&](const Bootstrap& bootstrap) {
-      Communicator comm = Communicator::create(bootstrap, options_for(problem));
+    run_ranks(kind(), 3, [&](const Bootstrap& bootstrap) {
+      Communicator comm = Communicator::create(bootstrap, options_of(problem));
       Worker worker(problem, bootstrap.rank, kPush);
       if (bootstrap.rank == 1) {
-        ASSERT_TRUE(worker.start_dispatch(comm).ok());
+        ASSERT_TRUE(worker.start_dispatch_when_ready(comm).ok());
         comm.release(worker.handle);
         released.arrive_and_wait();
         return;
@@ -72,16 +92,23 @@ TEST_P(PushTest, ReleasedBeforeTheRowsWereSent) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, PushTest, testing::Values(RankKind::threads, RankKind::processes),
-                         KindName());
+INSTANTIATE_TEST_SUITE_P(Kinds, PushTest,
+                         testing::Combine(testing::Values(RankKind::threads, RankKind::processes),
+                                          kProtocols),
+                         [](const auto& test) {
+                           return std::string(name(std::get<0>(test.param))) + "_" +
+                                  identifier(std::get<1>(test.param));
+                         });
 
 // Announced rows that never come keep their place and are zero.
-TEST(PushDeathTest, DeadBeforeTheRowsWereSent) {
+class PushDeathTest : public testing::TestWithParam<int> {};
+
+TEST_P(PushDeathTest, DeadBeforeTheRowsWereSent) {
   const Problem problem = make_problem({.ranks = 3, .layout = Layout::expert_major});
   const Gate announced(3);
   const std::vector<int> statuses =
       rank_statuses(RankKind::processes, 3, [&](const Bootstrap& bootstrap) {
-        Communicator comm = Communicator::create(bootstrap, options_for(problem));
+        Communicator comm = Communicator::create(bootstrap, options_for(problem, GetParam()));
         Worker worker(problem, bootstrap.rank, kPush);
         for (int i = 0; i < 2; ++i) ASSERT_EQ(worker.round(comm), "");  // rows lie in both slots
         ASSERT_TRUE(worker.start_dispatch_when_ready(comm).ok());
@@ -105,7 +132,33 @@ TEST(PushDeathTest, DeadBeforeTheRowsWereSent) {
   EXPECT_EQ(statuses, (std::vector<int>{0, 3, 0}));
 }
 
-class CapacityTest : public testing::TestWithParam<std::tuple<Path, Reduction>> {};
+INSTANTIATE_TEST_SUITE_P(Protocols, PushDeathTest, kProtocols,
+                         [](const auto& test) { return identifier(test.param); });
+
+class CapacityTest : public testing::TestWithParam<std::tuple<Path, Reduction>> {
+ protected:
+  static void overflow(Communicator& comm, Worker& worker, int rank, int capacity) {
+    const Status status = worker.dispatch(comm);
+    const Received& received = worker.handle.received();
+    if (rank == 1) {
+      EXPECT_EQ(status.code, Code::no_capacity) << status.message();
+      EXPECT_EQ(status.seen, 16U);
+      EXPECT_EQ(status.expected, 5U);
+      EXPECT_EQ(received.overflow, 16U);
+      EXPECT_EQ(received.num_rows, 2 * capacity);
+      EXPECT_EQ(received.expert_counts[1], capacity);
+    } else {
+      EXPECT_TRUE(status.ok()) << status.message();
+      EXPECT_EQ(worker.received_difference(), "");
+    }
+    ASSERT_TRUE(worker.combine(comm).ok());
+    // Rows of rank 0 come first: five of its tokens have a place, nobody else's.
+    const auto valid = worker.handle.valid_tokens();
+    const auto count = std::count(valid.begin(), valid.end(), std::uint8_t{1});
+    EXPECT_EQ(count, rank == 0 ? capacity : 0);
+    EXPECT_EQ(worker.out_difference(0b10), "");
+  }
+};
 
 // Rank 1 has room for fewer rows than its fullest expert is sent.
 TEST_P(CapacityTest, RowsBeyondItAreReportedOnBothSides) {
@@ -120,32 +173,18 @@ TEST_P(CapacityTest, RowsBeyondItAreReportedOnBothSides) {
       input.topk_idx[i + 1] = 3;                                 // the second one of rank 1
     }
   }
-  run_ranks(RankKind::processes, 2, [&](const Bootstrap& bootstrap) {
-    CommunicatorOptions options = options_for(problem);
-    Communicator comm = Communicator::create(bootstrap, options);
-    Problem mine = problem;
-    if (bootstrap.rank == 1) mine.expert_capacity = kCapacity;
-    Worker worker(mine, bootstrap.rank, {.path = std::get<Path>(GetParam())});
-    const Status status = worker.dispatch(comm);
-    const Received& received = worker.handle.received();
-    if (bootstrap.rank == 1) {
-      EXPECT_EQ(status.code, Code::no_capacity) << status.message();
-      EXPECT_EQ(status.seen, 16U);
-      EXPECT_EQ(status.expected, 5U);
-      EXPECT_EQ(received.overflow, 16U);
-      EXPECT_EQ(received.num_rows, 2 * kCapacity);
-      EXPECT_EQ(received.expert_counts[1], kCapacity);
-    } else {
-      EXPECT_TRUE(status.ok()) << status.message();
-      EXPECT_EQ(worker.received_difference(), "");
-    }
-    ASSERT_TRUE(worker.combine(comm).ok());
-    // Rows of rank 0 come first: five of its tokens have a place, nobody else's.
-    const auto valid = worker.handle.valid_tokens();
-    const auto count = std::count(valid.begin(), valid.end(), std::uint8_t{1});
-    EXPECT_EQ(count, bootstrap.rank == 0 ? kCapacity : 0);
-    EXPECT_EQ(worker.out_difference(0b10), "");
-  });
+  const Path path = std::get<Path>(GetParam());
+  for (int protocol = 1; protocol <= static_cast<int>(Protocol::fence); ++protocol) {
+    SCOPED_TRACE(identifier(protocol));
+    run_ranks(RankKind::processes, 2, [&](const Bootstrap& bootstrap) {
+      Communicator comm = Communicator::create(bootstrap, options_for(problem, protocol));
+      Problem mine = problem;
+      if (bootstrap.rank == 1) mine.expert_capacity = kCapacity;
+      Worker worker(mine, bootstrap.rank, {.path = path});
+      // Each slot twice: rows without a place are taken out of the windows, too.
+      for (int round = 0; round < 4; ++round) overflow(comm, worker, bootstrap.rank, kCapacity);
+    });
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Paths, CapacityTest,

@@ -52,6 +52,7 @@ Case make_many_ranks_case(std::uint64_t seed, Path path) {
 struct Choice {
   Path path;
   bool mapped;
+  Protocol protocol = Protocol::automatic;
 };
 
 // Sources that push sum their bases themselves where memory is mapped, and read tables elsewhere.
@@ -59,6 +60,7 @@ Setup make_many_ranks_setup(std::uint64_t seed, const Choice& choice) {
   using sim::kNanosecond;
   Setup setup;
   setup.calls = make_many_ranks_case(seed, choice.path);
+  setup.calls.options.protocol = choice.protocol;
   setup.most_counts = choice.mapped ? 16 * 1024 : 0;
   setup.tile_bytes = 256;
   setup.starts.assign(kRanks, 0);
@@ -86,10 +88,16 @@ class ManyRanksTest : public testing::TestWithParam<Choice> {};
 
 INSTANTIATE_TEST_SUITE_P(Paths, ManyRanksTest,
                          testing::Values(Choice{Path::pull, false}, Choice{Path::push, false},
-                                         Choice{Path::pull, true}, Choice{Path::push, true}),
+                                         Choice{Path::pull, true}, Choice{Path::push, true},
+                                         Choice{Path::push, false, Protocol::token_flag_512},
+                                         Choice{Path::push, true, Protocol::sentinel}),
                          [](const auto& test) {
+                           const Protocol protocol = test.param.protocol;
                            return std::string(name(test.param.path)) +
-                                  (test.param.mapped ? "_mapped" : "_fetched");
+                                  (test.param.mapped ? "_mapped" : "_fetched") +
+                                  (protocol == Protocol::automatic  ? ""
+                                   : protocol == Protocol::sentinel ? "_sp"
+                                                                    : "_tff");
                          });
 
 TEST_P(ManyRanksTest, MatchTheReference) {

@@ -42,9 +42,9 @@ TEST_P(ProtocolSeedsTest, EveryCallReturnsWhatItShould) {
     const Cuts cuts{.protocol = GetParam(), .checksum_rows = checksum_rows};
     for (const std::uint64_t seed : seeds_of_group(0, kSeeds)) {
       const auto setup = make_setup(seed, cuts);
-      ASSERT_EQ(run(setup).error, "") << "rerun: ubep_fuzz --seed " << seed << cuts.arguments()
-                                      << " --shrink\n"
-                                      << describe(setup);
+      ASSERT_EQ(run(setup).error, "")
+          << "rerun: ubep_fuzz --seed " << seed << cuts.arguments() << " --shrink\n"
+          << describe(setup);
     }
   }
 }

@@ -23,8 +23,10 @@ constexpr int kMostElements = 600;  // of one rank's tokens
 constexpr int kMostCalls = 6000;    // of the fabric, until something befalls a rank
 
 Case draw_calls(std::uint64_t seed, bool mapped) {
-  Case c = make_case(seed, {.max_ranks = 4, .max_operations = 8, .max_elements = kMostElements,
-                           .draws_protocol = false});
+  Case c = make_case(seed, {.max_ranks = 4,
+                            .max_operations = 8,
+                            .max_elements = kMostElements,
+                            .draws_protocol = false});
   for (Operation& op : c.operations) {
     for (LocalChoice& local : op.local) {
       const bool in_place =
@@ -188,6 +190,7 @@ void choose_protocol(Setup& setup, const Cuts& cuts, Random& random) {
     if (options.protocol == Protocol::checksum) options.checksum_rows = random.below(5);
   }
   if (options.protocol == Protocol::sentinel) scatter_sentinels(setup, random);
+  if (random.one_in(2)) setup.scrub_every = static_cast<std::uint64_t>(random.between(1, 4));
   memory.claims_unit = cuts.claims_unit;
   memory.loses_signal = cuts.loses_signal;
 }

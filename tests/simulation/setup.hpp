@@ -52,6 +52,7 @@ struct Setup {
   std::uint64_t first_epoch = 0;
   std::uint64_t tile_bytes = 0;
   std::uint64_t start_bytes = 0;
+  std::uint64_t scrub_every = std::uint64_t{1} << 30;
   Culprit culprit;
 };
 

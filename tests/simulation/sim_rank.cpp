@@ -62,7 +62,8 @@ SimRank::SimRank(const Setup& setup, sim::World& world, int rank, Losses& losses
       .most_counts = setup.most_counts,
       .tile_bytes = setup.tile_bytes,
       .start_bytes = setup.start_bytes,
-      .epoch = setup.first_epoch};
+      .epoch = setup.first_epoch,
+      .scrub_every = setup.scrub_every};
   engine_ = sim::make_sim_engine(world.fabric(rank), options);
   crew_ = std::make_unique<sim::Crew>(world, rank, *engine_);
   for (int i = 0; i < case_.num_handles; ++i) handles_.push_back(std::make_unique<HandleState>());

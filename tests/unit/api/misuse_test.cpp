@@ -85,6 +85,18 @@ TEST_P(OptionsMisuseTest, Throws) {
 INSTANTIATE_TEST_SUITE_P(
     Options, OptionsMisuseTest,
     testing::Values(
+        BadOptions{{"ProtocolBeyondTheLast"},
+                   {"protocol is 8", "0..7"},
+                   [](auto& o, auto&) { o.protocol = static_cast<Protocol>(8); }},
+        BadOptions{{"ProtocolWithoutPush"},
+                   {"protocol", "push"},
+                   [](auto& o, auto&) {
+                     o.push = o.bsp = false;
+                     o.protocol = Protocol::sentinel;
+                   }},
+        BadOptions{{"ChecksumRowsOfAnotherProtocol"},
+                   {"checksum_rows", "Protocol::checksum"},
+                   [](auto& o, auto&) { o.checksum_rows = 3; }},
         BadOptions{{"NoExperts"},
                    {"num_experts", "0", "1..65535"},
                    [](auto& o, auto&) { o.num_experts = 0; }},

@@ -24,6 +24,11 @@ TEST(NamesTest, EveryValueHasItsName) {
   EXPECT_STREQ(name(Layout::expert_major), "expert_major");
   EXPECT_STREQ(name(Path::automatic), "auto");
   EXPECT_STREQ(name(Path::pull), "pull");
+  EXPECT_STREQ(name(Protocol::automatic), "auto");
+  EXPECT_STREQ(name(Protocol::put_with_signal), "put-with-signal");
+  EXPECT_STREQ(name(Protocol::token_flag_128), "tff-128");
+  EXPECT_STREQ(name(Protocol::fence), "fence");
+  EXPECT_STREQ(name(Word::armed), "armed");
   EXPECT_STREQ(name(Store::near), "near");
   EXPECT_STREQ(name(Store::far), "far");
   EXPECT_STREQ(name(Placement::smt), "smt");

@@ -113,8 +113,7 @@ TEST(ProtocolsTest, AMissingWordIsSeen) {
         std::vector<std::byte> got(1000);
         std::uint32_t seen = 0;
         const bool there = protocol->decode(wire, torn.data(), got.data(), seen);
-        const bool fits =
-            protocol->checksum_word(wire, seen) == protocol->checksum_word(wire, sum);
+        const bool fits = protocol->checksum_word(wire, seen) == protocol->checksum_word(wire, sum);
         EXPECT_FALSE(there && (fits || !protocol->has_checksums()))
             << name(protocol->id()) << " at " << at;
       }

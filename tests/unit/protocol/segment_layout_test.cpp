@@ -117,8 +117,8 @@ std::vector<Part> inbox_parts_of(const GroupConfig& config, const SegmentLayout&
     for (int q = 0; q < config.size && protocol.decodes(); ++q) {
       parts.push_back({"window", layout.wire(s, q, 0, rows * stride), kWireGrid, s});
       if (!protocol.has_checksums() || rows == 0) continue;
-      const auto batches = (rows - 1) / protocol.batch_rows(config.checksum_rows,
-                                                            static_cast<std::uint32_t>(rows));
+      const auto batches =
+          (rows - 1) / protocol.batch_rows(config.checksum_rows, static_cast<std::uint32_t>(rows));
       const Range first = layout.checksum(s, q, 0);
       const Range last = layout.checksum(s, q, batches);
       parts.push_back({"checksums", {first.offset, last.offset + 8 - first.offset}, 8, s});

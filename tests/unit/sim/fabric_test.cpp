@@ -75,6 +75,59 @@ class SimFabricTest : public testing::Test {
   std::unique_ptr<World> world_;
 };
 
+// All bytes of a put are there before its acknowledgement is back.
+TEST_F(SimFabricTest, FlushedOnceAllPutsAreAcknowledged) {
+  for (const bool weak : {false, true}) {
+    make(true, weak);
+    EXPECT_TRUE(writer().flushed(1));
+    for (int value = 1; value <= 50; ++value) {
+      put(value, kRow, value % 2 == 0 ? Store::far : Store::near);
+      if (value % 2 == 0) writer().order(Ordering::before_flag);  // orders: nothing else
+      while (!writer().flushed(1)) {
+      }
+      ASSERT_EQ(received(), all(value));
+      EXPECT_TRUE(writer().flushed(2));
+    }
+  }
+}
+
+// Where rows do not move, the fabric knows which puts have landed.
+TEST_F(SimFabricTest, IncomingTellsOfPutsWithoutRows) {
+  WorldOptions options = world_->options();
+  options.mapped = true;
+  options.memory.weak = false;
+  options.memory.moves_rows = false;
+  options.memory.tells_puts = true;
+  world_ = std::make_unique<World>(options);
+  const Range other{kRow.offset + 1024, 64};
+  EXPECT_EQ(reader().incoming(0, kRow), nullptr);
+  for (int i = 0; i < 3; ++i) {
+    writer().commit_at(1, kRow, Store::near);
+    settle();
+    EXPECT_NE(reader().incoming(0, kRow), nullptr);
+    EXPECT_EQ(reader().incoming(0, other), nullptr);
+    EXPECT_NE(reader().incoming(0, kRow), nullptr);
+    reader().taken(0, kRow);
+    EXPECT_EQ(reader().incoming(0, kRow), nullptr);
+  }
+}
+
+// The planted fault: flags for all still wait, one for a single peer does not.
+TEST_F(SimFabricTest, ALostSignalIsSeenBeforeItsRows) {
+  WorldOptions options = world_->options();
+  options.memory.loses_signal = true;
+  world_ = std::make_unique<World>(options);
+  int early = 0;
+  for (int value = 1; value <= 50; ++value) {
+    put(value);
+    writer().signal(1, kFlag, static_cast<std::uint64_t>(value));  // publishes: nothing
+    await_flag(static_cast<std::uint64_t>(value));
+    early += received() != all(value);
+    settle();
+  }
+  EXPECT_GT(early, 0);
+}
+
 TEST_F(SimFabricTest, WithoutMappedMemoryBytesAreFetched) {
   EXPECT_FALSE(reader().facts().mapped);
   EXPECT_EQ(reader().acquire(0, kRow), nullptr);
