@@ -6,31 +6,21 @@
 namespace ubep::tools {
 namespace {
 
-// Over all lanes of all ranks and all traced iterations; nothing when a rank saw no charge.
+// Over all lanes of all ranks; nothing when the library told nothing.
 std::optional<Breakdown> spent(Stage& stage, const BenchPlan& plan, std::size_t v,
                                BenchNotes::Field phase) {
-  for (std::size_t r = 0; r < plan.tokens.size(); ++r) {
-    if (stage.numbers(static_cast<int>(r))[notes_at(v) + BenchNotes::traced] == 0) {
-      return std::nullopt;
-    }
-  }
-  const auto of_rank = [&](std::size_t rank) {
-    const double* notes = &stage.numbers(static_cast<int>(rank))[notes_at(v)];
-    const double* sums = notes + phase;
-    const double iterations = notes[BenchNotes::traced];
-    std::array<double, kActivities> us;
-    for (double& part : us) part = *sums++ / iterations;
-    return std::pair(us, std::pair(sums[0] / iterations, sums[1] / iterations));
-  };
+  bool told = true;
+  double last_row = 0;
   Breakdown all = average(plan.tokens.size(), [&](std::size_t rank) {
-    const auto [us, last_row] = of_rank(rank);
-    return std::pair(us, last_row.first);
+    const double* notes = &stage.numbers(static_cast<int>(rank))[notes_at(v)];
+    told = told && notes[BenchNotes::traced] > 0;
+    std::array<double, kActivities> us;
+    std::copy_n(notes + phase, us.size(), us.begin());
+    last_row = std::max(last_row, notes[phase + kActivities + 1]);
+    return std::pair(us, notes[phase + kActivities]);
   });
-  all.last_row_max = 0;
-  for (std::size_t r = 0; r < plan.tokens.size(); ++r) {
-    all.last_row_max = std::max(all.last_row_max, of_rank(r).second.second);
-  }
-  return all;
+  all.last_row_max = last_row;
+  return told ? std::optional(all) : std::nullopt;
 }
 
 }  // namespace

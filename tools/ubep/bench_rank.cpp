@@ -17,7 +17,8 @@
 namespace ubep::tools {
 namespace {
 
-constexpr int kSkipPerBlock = 2;  // of a free-running block
+constexpr int kMostTraced = 2000;  // iterations of one variant
+constexpr int kSkipPerBlock = 2;   // of a free-running block
 
 // Proportional set size: pages shared by n processes count as 1/n in each.
 double resident_bytes() {
@@ -72,6 +73,7 @@ class RankBench {
         rank_(bootstrap.rank),
         numbers_(stage.numbers(bootstrap.rank)),
         settings_(make_settings(bootstrap, plan)),
+        traced_(plan.variants.size()),
         clock_(most_lanes(plan)),
         team_(most_lanes(plan)),
         x_(tokens(), plan.options.hidden, plan.options.dtype_value),
@@ -104,8 +106,11 @@ class RankBench {
         use(plan_.variants[v]);
         measure_phases(v, first, end);
         measure_cycle(v, first, end);
-        if (plan_.options.ablate) trace_phases(v, first, end);
+        if (plan_.options.ablate && first < kMostTraced) trace_phases(v, first, end);
       }
+    }
+    if (plan_.options.ablate) {
+      for (std::size_t v = 0; v < plan_.variants.size(); ++v) tell_spent(v);
     }
     numbers_[BenchScalars::resident_bytes] = resident_bytes();
     meet();  // nobody leaves while others still measure
@@ -240,11 +245,16 @@ class RankBench {
     }
   }
 
-  void add_spent(std::size_t v, BenchNotes::Field field, const Breakdown& b) {
-    double* sums = &numbers_[notes_at(v) + field];
-    for (const double us : b.us) *sums++ += us;
-    *sums++ += b.last_row_mean;
-    *sums += b.last_row_max;
+  void tell_spent(std::size_t v) {
+    double* notes = &numbers_[notes_at(v)];
+    notes[BenchNotes::traced] = clock_.told() ? 1 : 0;
+    const auto tell = [notes](BenchNotes::Field field, const Breakdown& b) {
+      double* to = std::copy(b.us.begin(), b.us.end(), notes + field);
+      to[0] = b.last_row_mean;
+      to[1] = b.last_row_max;
+    };
+    tell(BenchNotes::dispatch_spent, typical(traced_[v].dispatch));
+    tell(BenchNotes::combine_spent, typical(traced_[v].combine));
   }
 
   // The same again for the breakdown of the lanes' time: reading clocks takes time, too. What a
@@ -259,15 +269,14 @@ class RankBench {
       start_dispatch(variant, x, set_of(i));
       clock_.started(Activity::count);
       must(team_.wait(handle()));
-      add_spent(v, BenchNotes::dispatch_spent, clock_.end());
+      traced_[v].dispatch.push_back(clock_.end());
       run_experts(handle().received(), experts_, handle().expert_output());
       meet();
       clock_.begin(lanes_);
       must(comm().start_combine(handle(), {.out = out_.view}));
       clock_.started(Activity::count);
       must(team_.wait(handle()));
-      add_spent(v, BenchNotes::combine_spent, clock_.end());
-      if (clock_.told()) numbers_[notes_at(v) + BenchNotes::traced] += 1;
+      traced_[v].combine.push_back(clock_.end());
     }
     comm().set_tracer(nullptr);
   }
@@ -396,6 +405,11 @@ class RankBench {
   std::vector<Setting> settings_;  // one per BenchPlan::adjusts
   std::size_t setting_ = 0;        // the one in use
   int lanes_ = 1;
+  struct Traced {
+    std::vector<Breakdown> dispatch;  // [iterations]
+    std::vector<Breakdown> combine;
+  };
+  std::vector<Traced> traced_;  // [variants]
   LaneClock clock_;
   LaneTeam team_;  // after all that its threads touch
   std::int64_t rows_received_ = 0;

@@ -47,9 +47,9 @@ struct BenchTimes {
   };
 };
 
-// What a rank says of a variant, from the last operation that it checked or warmed up with; and the
-// sums over its traced iterations of the microseconds of a lane, per activity and until its last
-// row (mean, most).
+// What a rank says of a variant, from the last operation that it checked or warmed up with; and of
+// its traced iterations the typical microseconds of a lane, per activity and until its last row
+// (mean, most).
 struct BenchNotes {
   static constexpr int kPerPhase = kActivities + 2;
   enum Field {
@@ -61,7 +61,7 @@ struct BenchNotes {
     lanes_count,
     lanes_send,
     lanes_receive,
-    traced,  // iterations
+    traced,  // 1 = there were charges
     dispatch_spent,
     combine_spent = dispatch_spent + kPerPhase,
     reason = combine_spent + kPerPhase,
