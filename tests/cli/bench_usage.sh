@@ -36,7 +36,7 @@ refuses "needs layout expert_major, not rank_major" bench --ablate --layout rank
 refuses "in-place or copied" bench --ablate --activations both
 refuses "--lanes is 65" bench --lanes 65
 refuses "--roles: '1:1:1'" bench --lanes 4 --roles 1:1:1
-refuses "--roles: '1:2:1'" bench --ablate --roles 1:2:1
+refuses "--ablate with --roles needs --lanes" bench --ablate --roles 1:2:1
 refuses "--input" run --output y
 refuses "subcommand" ""
 

@@ -151,6 +151,9 @@ void resolve_bench_options(const CLI::App& app, BenchOptions& o) {
   check("--iters", o.iters, 1, 1'000'000);
   check("--warmup", o.warmup, 0, 1'000'000);
   check("--max-tokens", o.max_tokens, 0, 1 << 20);
+  if (o.ablate && app.count("--roles") > 0 && app.count("--lanes") == 0) {
+    throw InputError("--ablate with --roles needs --lanes");
+  }
   o.roles_value = parse_roles(o.roles, o.lanes);
   o.lanes_list = {o.lanes};
   if (o.ablate) return resolve_ablation(app, o);
