@@ -65,6 +65,7 @@ Json time_json(const std::vector<AblationEntry>& entries, const AblationEntry& e
   const auto time = static_cast<AblationTime>(t);
   const Summary& us = entry.us[t];
   Json json = {{"p50", rounded(us.p50)},
+               {"min", rounded(us.min)},
                {"p25", rounded(us.p25)},
                {"p75", rounded(us.p75)},
                {"p99", rounded(us.p99)},
@@ -74,6 +75,23 @@ Json time_json(const std::vector<AblationEntry>& entries, const AblationEntry& e
   if (const auto saved = saving(entries[entry.on], entry, time))
     json["saved"] = saving_json(*saved);
   return json;
+}
+
+// Each on top of step `on`, which has put-with-signal. None where the options know no protocols.
+template <class Options>
+void add_protocols(std::vector<AblationStep>& steps, std::size_t on) {
+  if constexpr (requires(Options o) { o.protocol; }) {
+    using P = decltype(Options::protocol);
+    const auto add = [&](P protocol, void (*adjust)(Options&)) {
+      steps.push_back({.name = fmt::format("+ {}", name(protocol)), .on = on, .adjust = adjust});
+    };
+    add(P::token_flag_16, [](Options& o) { o.protocol = P::token_flag_16; });
+    add(P::token_flag_128, [](Options& o) { o.protocol = P::token_flag_128; });
+    add(P::token_flag_512, [](Options& o) { o.protocol = P::token_flag_512; });
+    add(P::checksum, [](Options& o) { o.protocol = P::checksum; });
+    add(P::sentinel, [](Options& o) { o.protocol = P::sentinel; });
+    add(P::fence, [](Options& o) { o.protocol = P::fence; });
+  }
 }
 
 std::string roles_cell(const Roles& roles) {
@@ -139,10 +157,14 @@ void print_savings(const std::vector<AblationEntry>& entries, std::FILE* out) {
 }  // namespace
 
 const std::vector<AblationStep>& ablation_steps() {
-  static const std::vector<AblationStep> steps = {
-      {.name = "bsp", .path = Path::bsp},
-      {.name = "+ roles", .on = 0},
-  };
+  static const std::vector<AblationStep> steps = [] {
+    std::vector<AblationStep> all = {
+        {.name = "bsp", .path = Path::bsp},
+        {.name = "+ roles", .on = 0},
+    };
+    add_protocols<CommunicatorOptions>(all, 1);
+    return all;
+  }();
   return steps;
 }
 

@@ -72,9 +72,9 @@ class RankBench {
         stage_(stage),
         rank_(bootstrap.rank),
         numbers_(stage.numbers(bootstrap.rank)),
+        clock_(most_lanes(plan)),
         settings_(make_settings(bootstrap, plan)),
         traced_(plan.variants.size()),
-        clock_(most_lanes(plan)),
         team_(most_lanes(plan)),
         x_(tokens(), plan.options.hidden, plan.options.dtype_value),
         out_(tokens(), plan.options.hidden, plan.options.dtype_value) {
@@ -402,6 +402,7 @@ class RankBench {
   Stage& stage_;
   int rank_;
   std::span<double> numbers_;
+  LaneClock clock_;                // before the communicators that tell it
   std::vector<Setting> settings_;  // one per BenchPlan::adjusts
   std::size_t setting_ = 0;        // the one in use
   int lanes_ = 1;
@@ -410,8 +411,7 @@ class RankBench {
     std::vector<Breakdown> combine;
   };
   std::vector<Traced> traced_;  // [variants]
-  LaneClock clock_;
-  LaneTeam team_;  // after all that its threads touch
+  LaneTeam team_;               // after all that its threads touch
   std::int64_t rows_received_ = 0;
   std::vector<std::int32_t> experts_;  // global ids of the local ones
   std::vector<Tensor> masters_;        // one per set

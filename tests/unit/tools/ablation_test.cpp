@@ -24,7 +24,7 @@ Breakdown spent(double send, double wait, double barrier) {
 // All four times are the same, and so are both breakdowns.
 AblationEntry entry(const char* step, double p50, const Breakdown& lanes) {
   AblationEntry e{.step = step, .lanes = 4, .path = "push", .store = "far"};
-  e.us.fill({.p25 = p50 - 1, .p50 = p50, .p75 = p50 + 1, .p99 = p50 + 9});
+  e.us.fill({.min = p50 - 2, .p25 = p50 - 1, .p50 = p50, .p75 = p50 + 1, .p99 = p50 + 9});
   e.blocks = 4;
   e.spent = {lanes, lanes};
   return e;
@@ -124,7 +124,7 @@ TEST(AblationTest, WritesTheWholeSchema) {
   EXPECT_EQ(roles.size(), 12u);
   EXPECT_EQ(roles["on"], "bsp");
   EXPECT_EQ(roles["roles"].dump(), R"({"count":1,"send":2,"receive":1})");
-  EXPECT_EQ(nlohmann::json(roles["dispatch"]), nlohmann::json::parse(R"({"p50":50,"p25":49,
+  EXPECT_EQ(nlohmann::json(roles["dispatch"]), nlohmann::json::parse(R"({"p50":50,"min":48,"p25":49,
       "p75":51,"p99":59,"gain_over_step":2,"gain_over_first":2,"sync_share":0,
       "lane_us":{"count":0,"send":50,"receive":0,"wait_flag":0,"wait_base":0,"barrier":0,"idle":0},
       "last_row_us":{"mean":0,"max":0},
