@@ -57,7 +57,7 @@ Json saving_json(const Saving& s) {
           {"noise_us", rounded(s.noise)},
           {"waits_us", rounded(s.waits)},
           {"work_us", rounded(s.work)},
-          {"explained_by", name(s.verdict)}};
+          {"verdict", name(s.verdict)}};
 }
 
 Json time_json(const std::vector<AblationEntry>& entries, const AblationEntry& entry,
@@ -133,10 +133,17 @@ void print_spent(const std::vector<AblationEntry>& entries, std::FILE* out) {
   }
 }
 
-std::string verdict_text(const Saving& s) {
-  if (s.verdict == Verdict::waits) return s.gained > s.noise ? "waits explain it" : "no gain";
-  if (s.verdict == Verdict::work) return "MORE THAN THE WAITS: work was saved, too";
-  return "MORE THAN WAITS AND WORK: look for a fault of the step before";
+const char* verdict_text(const Saving& s) {
+  switch (s.verdict) {
+    case Verdict::no_gain:
+      return s.gained < -s.noise ? "slower" : "within the noise";
+    case Verdict::waits:
+      return "waits explain it";
+    case Verdict::work:
+      return "MORE THAN THE WAITS: work was saved, too";
+    default:
+      return "MORE THAN WAITS AND WORK: look for a fault of the step before";
+  }
 }
 
 void print_savings(const std::vector<AblationEntry>& entries, std::FILE* out) {
@@ -174,6 +181,8 @@ double noise_of(const Summary& us, int blocks) {
 
 const char* name(Verdict verdict) {
   switch (verdict) {
+    case Verdict::no_gain:
+      return "no_gain";
     case Verdict::waits:
       return "waits";
     case Verdict::work:
@@ -195,7 +204,9 @@ std::optional<Saving> saving(const AblationEntry& before, const AblationEntry& a
                                noise_of(after.of(time), after.blocks)),
            .waits = was->sync_share() * before_us - is->sync_share() * after_us,
            .work = work_share(*was) * before_us - work_share(*is) * after_us};
+  if (s.gained <= s.noise) return s;
   const double most = std::max(s.waits, 0.0) + s.noise;
+  s.verdict = Verdict::waits;
   if (s.gained > most) s.verdict = Verdict::work;
   if (s.gained > most + std::max(s.work, 0.0)) s.verdict = Verdict::unexplained;
   return s;

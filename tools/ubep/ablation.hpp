@@ -57,6 +57,7 @@ struct AblationEntry {
 double noise_of(const Summary& us, int blocks);
 
 enum class Verdict : std::uint8_t {
+  no_gain,     // or none beyond the noise
   waits,       // lanes wait so much less
   work,        // more than that, and no more than the work that was saved, too
   unexplained  // more than both: look for a fault of the step before
@@ -69,7 +70,7 @@ struct Saving {
   double noise = 0;   // of `gained`
   double waits = 0;   // synchronisation share x time, before minus after
   double work = 0;    // the same of counting, sending and receiving
-  Verdict verdict = Verdict::waits;
+  Verdict verdict = Verdict::no_gain;
 };
 // Nothing without breakdowns, and for cycles, of which there are none.
 std::optional<Saving> saving(const AblationEntry& before, const AblationEntry& after,

@@ -76,10 +76,11 @@ TEST(AblationTest, FlagsAGainBeyondTheWaits) {
   idle.us[static_cast<std::size_t>(Activity::idle)] = 50;
   EXPECT_EQ(saving(entry("a", 100, idle), entry("d", 50, idle), kDispatch)->verdict,
             Verdict::unexplained);
-  EXPECT_EQ(saving(entry("a", 100, idle), entry("d", 98, idle), kDispatch)->verdict, Verdict::waits)
+  EXPECT_EQ(saving(entry("a", 100, idle), entry("d", 98, idle), kDispatch)->verdict,
+            Verdict::no_gain)
       << "within the noise";
-  EXPECT_EQ(saving(before, entry("e", 150, spent(60, 90, 0)), kDispatch)->verdict, Verdict::waits)
-      << "no gain needs no explanation";
+  EXPECT_EQ(saving(before, entry("e", 150, spent(60, 90, 0)), kDispatch)->verdict,
+            Verdict::no_gain);
 }
 
 TEST(AblationTest, NothingToSayWithoutABreakdown) {
@@ -128,7 +129,7 @@ TEST(AblationTest, WritesTheWholeSchema) {
       "p75":51,"p99":59,"gain_over_step":2,"gain_over_first":2,"sync_share":0,
       "lane_us":{"count":0,"send":50,"receive":0,"wait_flag":0,"wait_base":0,"barrier":0,"idle":0},
       "last_row_us":{"mean":0,"max":0},
-      "saved":{"gained_us":50,"noise_us":2.22,"waits_us":50,"work_us":0,"explained_by":"waits"}})"))
+      "saved":{"gained_us":50,"noise_us":2.22,"waits_us":50,"work_us":0,"verdict":"waits"}})"))
       << roles["dispatch"].dump(1);
   EXPECT_EQ(json[0]["dispatch"]["sync_share"], 0.5);
   EXPECT_FALSE(json[0]["dispatch"].contains("saved"));
