@@ -29,6 +29,14 @@ refuses "nowhere" bench --routing file:nowhere
 refuses "qwen3-30b-decode" bench --preset qwen
 refuses "--max-tokens is 3" bench --tokens 4 --max-tokens 3
 refuses "exclude" bench --ranks 2 --compare-ranks 2,4
+refuses "--path and --ablate exclude" bench --ablate --path push
+refuses "--compare and --ablate exclude" bench --ablate --compare bsp@expert_major
+refuses "--explain and --ablate exclude" bench --ablate --explain
+refuses "needs layout expert_major, not rank_major" bench --ablate --layout rank_major
+refuses "in-place or copied" bench --ablate --activations both
+refuses "--lanes is 65" bench --lanes 65
+refuses "--roles: '1:1:1'" bench --lanes 4 --roles 1:1:1
+refuses "--ablate with --roles needs --lanes" bench --ablate --roles 1:2:1
 refuses "--input" run --output y
 refuses "subcommand" ""
 

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tools/ubep/atomic_file.hpp"
+#include "tools/ubep/bench_ablation.hpp"
 #include "tools/ubep/bench_options.hpp"
 #include "tools/ubep/bench_rank.hpp"
 #include "tools/ubep/exit_code.hpp"
@@ -36,9 +37,12 @@ BenchPlan make_plan(const BenchOptions& options, int ranks, const std::vector<in
   }
   plan.expert_rank = block_map(options.experts, ranks);
   for (const BenchPath& path : options.paths) {
-    if (options.activations != "copied") plan.variants.push_back({path, true});
-    if (options.activations != "in-place") plan.variants.push_back({path, false});
+    for (const bool in_place : {true, false}) {
+      if (options.activations == (in_place ? "copied" : "in-place")) continue;
+      plan.variants.push_back({path, in_place, options.lanes, options.roles_value});
+    }
   }
+  if (options.ablate) plan_ablation(plan);
   const std::size_t set_bytes = static_cast<std::size_t>(std::max(most, 1)) *
                                 static_cast<std::size_t>(options.hidden) *
                                 size_of(options.dtype_value);
@@ -175,6 +179,11 @@ PathResult describe_path(Stage& stage, const BenchPlan& plan, std::size_t v) {
   }
   const double bytes = rows * static_cast<double>(plan.options.hidden) *
                        static_cast<double>(size_of(plan.options.dtype_value));
+  if (variant.lanes > 1) {
+    result.roles = Roles{static_cast<int>(notes[BenchNotes::lanes_count]),
+                         static_cast<int>(notes[BenchNotes::lanes_send]),
+                         static_cast<int>(notes[BenchNotes::lanes_receive])};
+  }
   if (bytes > 0) result.copies = Copies{dispatched / bytes, combined / bytes};
   return result;
 }
@@ -216,10 +225,12 @@ Point collect(Stage& stage, const BenchPlan& plan) {
   point.ranks = static_cast<int>(plan.tokens.size());
   point.tokens = plan.tokens;
   point.load = load_of(plan);
-  const CommunicatorOptions options = communicator_options(plan);
   MemoryUse memory;
-  for (int r = 0; r < point.ranks; ++r) {
-    memory.reserved += Communicator::plan_memory(options, r, point.ranks).reserved_bytes();
+  for (std::size_t c = 0; c < plan.adjusts.size(); ++c) {
+    const CommunicatorOptions options = communicator_options(plan, c);
+    for (int r = 0; r < point.ranks; ++r) {
+      memory.reserved += Communicator::plan_memory(options, r, point.ranks).reserved_bytes();
+    }
   }
   memory.resident =
       static_cast<std::uint64_t>(sum_over_ranks(stage, plan, BenchScalars::resident_bytes));
@@ -244,6 +255,10 @@ Point collect(Stage& stage, const BenchPlan& plan) {
   }
   for (std::size_t v = 0; v < plan.variants.size(); ++v) {
     point.paths.push_back(path_result(stage, plan, v));
+  }
+  if (plan.options.ablate) {
+    point.ablation = collect_ablation(stage, plan, point.paths);
+    point.paths.clear();
   }
   return point;
 }
@@ -316,7 +331,10 @@ void print_details(const BenchResult& result, std::FILE* out) {
         point.load.rank_max_over_mean, *point.first_call_us, *point.cores_used,
         point.memory->reserved >> 20, point.memory->resident >> 20);
     for (const PathResult& path : point.paths) {
-      fmt::print(out, "         {}:{}@{}\n", path.path, path.variant, path.layout);
+      fmt::print(out, "         {}:{}@{}{}\n", path.path, path.variant, path.layout,
+                 path.roles ? fmt::format(", roles {}:{}:{}", path.roles->count, path.roles->send,
+                                          path.roles->receive)
+                            : "");
       figures("dispatch", path.dispatch);
       figures("combine", path.combine);
       figures("round trip", path.round_trip);
@@ -384,7 +402,7 @@ int run_bench(const CLI::App& app, BenchOptions& options) {
                    .experts = options.experts,
                    .dtype = options.dtype,
                    .routing = options.routing,
-                   .lanes = options.lanes,
+                   .lanes = options.lanes_list,
                    .slots = options.slots,
                    .iters = options.iters,
                    .seed = options.seed};

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "tools/ubep/ablation.hpp"
 #include "tools/ubep/atomic_file.hpp"
 #include "tools/ubep/enum_option.hpp"
 #include "tools/ubep/input_error.hpp"
@@ -70,6 +71,22 @@ void resolve_points(const CLI::App& app, BenchOptions& o) {
   }
 }
 
+// Steps differ in path and lanes, and in nothing else.
+void resolve_ablation(const CLI::App& app, BenchOptions& o) {
+  for (const char* other : {"--path", "--compare", "--explain"}) {
+    if (app.count(other) > 0)
+      throw InputError(fmt::format("{} and --ablate exclude each other", other));
+  }
+  if (app.count("--layout") > 0 && layout_of(o.layout, "--layout") != Layout::expert_major) {
+    throw InputError(fmt::format("--ablate needs layout expert_major, not {}", o.layout));
+  }
+  if (app.count("--activations") == 0) o.activations = "copied";
+  if (o.activations == "both") {
+    throw InputError("--ablate needs --activations in-place or copied, not both");
+  }
+  if (app.count("--lanes") == 0) o.lanes_list.assign(kAblationLanes.begin(), kAblationLanes.end());
+}
+
 }  // namespace
 
 void add_bench_options(CLI::App& app, BenchOptions& o) {
@@ -93,6 +110,8 @@ void add_bench_options(CLI::App& app, BenchOptions& o) {
                  "x written into the library's buffer (in-place), copied from an own one, or both")
       ->capture_default_str();
   app.add_option("--lanes", o.lanes, "threads per rank that step")->capture_default_str();
+  app.add_option("--roles", o.roles, "lanes that count, send and receive, e.g. 1:2:1 of 4, or auto")
+      ->capture_default_str();
   app.add_option("--slots", o.slots, "dispatches in flight, 1..16")->capture_default_str();
   app.add_option("--max-tokens", o.max_tokens, "reserved tokens per rank (0: as many as sent)");
   app.add_option("--routing", o.routing, "uniform, zipf:S, hot:N or file:PATH")
@@ -106,6 +125,9 @@ void add_bench_options(CLI::App& app, BenchOptions& o) {
   app.add_option("--preset", o.preset, "shape of a model, e.g. qwen3-30b-decode");
   app.add_option("--compare", o.compare, "measure these in turn: path[@layout],...");
   app.add_option("--compare-ranks", o.compare_ranks, "measure with these numbers of ranks: 2,8");
+  app.add_flag("--ablate", o.ablate,
+               "measure bsp and each mechanism on top of it in turn, with 1, 4, 8 and 16 lanes "
+               "(or --lanes), and what the lanes' time went to");
   app.add_flag("--explain", o.explain, "say why each path and store policy was taken");
   app.add_option("--json", o.json, "write the result as JSON to a file, or - for standard output");
 }
@@ -129,11 +151,17 @@ void resolve_bench_options(const CLI::App& app, BenchOptions& o) {
   check("--hidden", o.hidden, 1, 1 << 20);
   check("--topk", o.topk, 1, 64);
   check("--experts", o.experts, 1, 65535);
-  check("--lanes", o.lanes, 1, 256);
+  check("--lanes", o.lanes, 1, 64);
   check("--slots", o.slots, 1, 16);
   check("--iters", o.iters, 1, 1'000'000);
   check("--warmup", o.warmup, 0, 1'000'000);
   check("--max-tokens", o.max_tokens, 0, 1 << 20);
+  if (o.ablate && app.count("--roles") > 0 && app.count("--lanes") == 0) {
+    throw InputError("--ablate with --roles needs --lanes");
+  }
+  o.roles_value = parse_roles(o.roles, o.lanes);
+  o.lanes_list = {o.lanes};
+  if (o.ablate) return resolve_ablation(app, o);
   const Layout layout = layout_of(o.layout, "--layout");
   if (o.compare.empty()) {
     o.paths = {bench_path(o.path, layout, "--path")};

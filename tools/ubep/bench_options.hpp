@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tools/ubep/protocol_option.hpp"
+#include "ubep/trace.hpp"
 #include "ubep/types.hpp"
 
 namespace CLI {
@@ -35,6 +36,7 @@ struct BenchOptions {
   std::string store = "auto";
   std::string activations = "both";  // in-place | copied | both
   int lanes = 1;
+  std::string roles = "auto";
   int slots = 2;
   int max_tokens = 0;  // 0 = the largest of tokens
   std::string routing = "uniform";
@@ -46,6 +48,7 @@ struct BenchOptions {
   std::string preset;
   std::string compare;
   std::string compare_ranks;
+  bool ablate = false;
   std::string json;
   bool explain = false;
 
@@ -54,6 +57,8 @@ struct BenchOptions {
   ProtocolChoice protocol_value;
   Store store_value = Store::automatic;
   std::vector<BenchPath> paths;
+  std::vector<int> lanes_list;  // of --ablate; else the one
+  Roles roles_value;
   std::vector<int> ranks_list;               // one group of points each
   std::vector<std::vector<int>> token_list;  // [points of a group][ranks, or 1 = the same for all]
 };

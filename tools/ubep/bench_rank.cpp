@@ -10,14 +10,15 @@
 
 #include "tools/ubep/clock.hpp"
 #include "tools/ubep/exit_code.hpp"
+#include "tools/ubep/lane_clock.hpp"
 #include "tools/ubep/lane_team.hpp"
 #include "tools/ubep/stand_in.hpp"
 
 namespace ubep::tools {
 namespace {
 
-constexpr int kBlock = 20;        // iterations of one variant before the next has its turn
-constexpr int kSkipPerBlock = 2;  // of a free-running block
+constexpr int kMostTraced = 2000;  // iterations of one variant
+constexpr int kSkipPerBlock = 2;   // of a free-running block
 
 // Proportional set size: pages shared by n processes count as 1/n in each.
 double resident_bytes() {
@@ -41,6 +42,29 @@ struct Tensor {
   Rows view;
 };
 
+// With what has been in flight on it: a handle belongs to one communicator.
+struct Setting {
+  Communicator comm;
+  Handle handle;
+};
+
+int most_lanes(const BenchPlan& plan) {
+  int most = 1;
+  for (const BenchVariant& variant : plan.variants) most = std::max(most, variant.lanes);
+  return most;
+}
+
+// Names of their own, but for the first.
+std::vector<Setting> make_settings(const Bootstrap& bootstrap, const BenchPlan& plan) {
+  std::vector<Setting> settings;
+  for (std::size_t i = 0; i < plan.adjusts.size(); ++i) {
+    Bootstrap own = bootstrap;
+    if (i != 0) own.job += fmt::format("/{}", i);
+    settings.push_back({Communicator::create(own, communicator_options(plan, i)), {}});
+  }
+  return settings;
+}
+
 class RankBench {
  public:
   RankBench(const Bootstrap& bootstrap, const BenchPlan& plan, Stage& stage)
@@ -48,8 +72,10 @@ class RankBench {
         stage_(stage),
         rank_(bootstrap.rank),
         numbers_(stage.numbers(bootstrap.rank)),
-        comm_(Communicator::create(bootstrap, communicator_options(plan))),
-        lanes_(comm_, plan.options.lanes),
+        clock_(most_lanes(plan)),
+        settings_(make_settings(bootstrap, plan)),
+        traced_(plan.variants.size()),
+        team_(most_lanes(plan)),
         x_(tokens(), plan.options.hidden, plan.options.dtype_value),
         out_(tokens(), plan.options.hidden, plan.options.dtype_value) {
     for (std::size_t e = 0; e < plan.expert_rank.size(); ++e) {
@@ -59,8 +85,9 @@ class RankBench {
       masters_.emplace_back(tokens(), plan.options.hidden, plan.options.dtype_value);
       make_activations({rank_, static_cast<int>(set)}, 0, masters_.back().view);
     }
-    numbers_[BenchScalars::flag_one_way_ns] = comm_.facts().flag_one_way_ns;
-    numbers_[BenchScalars::store_far] = comm_.facts().store == Store::far ? 1 : 0;
+    use(plan.variants[0]);
+    numbers_[BenchScalars::flag_one_way_ns] = comm().facts().flag_one_way_ns;
+    numbers_[BenchScalars::store_far] = comm().facts().store == Store::far ? 1 : 0;
   }
 
   void run() {
@@ -68,6 +95,7 @@ class RankBench {
     first_call();
     for (std::size_t v = 0; v < plan_.variants.size(); ++v) {
       const BenchVariant& variant = plan_.variants[v];
+      use(variant);
       if (plan_.options.check) check(variant);
       for (int i = 0; i < std::max(plan_.options.warmup, 1); ++i) iterate(variant, i);
       take_notes(v);
@@ -75,9 +103,14 @@ class RankBench {
     for (int first = 0; first < plan_.options.iters; first += kBlock) {
       const int end = std::min(first + kBlock, plan_.options.iters);
       for (std::size_t v = 0; v < plan_.variants.size(); ++v) {
+        use(plan_.variants[v]);
         measure_phases(v, first, end);
         measure_cycle(v, first, end);
+        if (plan_.options.ablate && first < kMostTraced) trace_phases(v, first, end);
       }
+    }
+    if (plan_.options.ablate) {
+      for (std::size_t v = 0; v < plan_.variants.size(); ++v) tell_spent(v);
     }
     numbers_[BenchScalars::resident_bytes] = resident_bytes();
     meet();  // nobody leaves while others still measure
@@ -88,8 +121,18 @@ class RankBench {
   std::size_t set_of(int iteration) const {
     return static_cast<std::size_t>(iteration) % plan_.routing.size();
   }
+  Communicator& comm() { return settings_[setting_].comm; }
+  Handle& handle() { return settings_[setting_].handle; }
   void meet() {
     if (!stage_.barrier(rank_)) throw Stopped{};
+  }
+
+  // From now on, the variant's communicator and lanes. Nothing is pending.
+  void use(const BenchVariant& variant) {
+    setting_ = variant.communicator;
+    lanes_ = variant.lanes;
+    comm().set_lanes(lanes_, variant.roles);
+    team_.use(comm(), lanes_);
   }
 
   // The caller's layer before the MoE: new activations in the place that the variant says.
@@ -98,9 +141,9 @@ class RankBench {
     Rows x = x_.view;
     if (variant.in_place) {
       Status status;
-      while ((status = comm_.input(x.num_rows, x.hidden, x.dtype, x)).code == Code::not_ready) {
+      while ((status = comm().input(x.num_rows, x.hidden, x.dtype, x)).code == Code::not_ready) {
         if (stage_.failed()) throw Stopped{};
-        if (comm_.step() == 0) sched_yield();
+        if (comm().step() == 0) sched_yield();
       }
       must(status);
     }
@@ -112,30 +155,44 @@ class RankBench {
   }
 
   void dispatch(const BenchVariant& variant, const ConstRows& x, std::size_t set) {
+    if (lanes_ == 1) {
+      return must(comm().dispatch(x, routing(set), options_of(variant), handle()));
+    }
+    start_dispatch(variant, x, set);
+    must(team_.wait(handle()));
+  }
+
+  Routing routing(std::size_t set) const {
     const RankRouting& routing = plan_.routing[set][static_cast<std::size_t>(rank_)];
-    const Routing view{routing.topk_idx, routing.topk_weights, plan_.options.topk};
-    const DispatchOptions options{.layout = variant.path.layout, .path = variant.path.path};
-    if (plan_.options.lanes == 1) return must(comm_.dispatch(x, view, options, handle_));
+    return {routing.topk_idx, routing.topk_weights, plan_.options.topk};
+  }
+  static DispatchOptions options_of(const BenchVariant& variant) {
+    return {.layout = variant.path.layout, .path = variant.path.path};
+  }
+
+  void start_dispatch(const BenchVariant& variant, const ConstRows& x, std::size_t set) {
+    const auto start = [&] {
+      return comm().start_dispatch(x, routing(set), options_of(variant), handle());
+    };
     Status status;
-    while ((status = comm_.start_dispatch(x, view, options, handle_)).code == Code::not_ready) {
+    while ((status = start()).code == Code::not_ready) {
       if (stage_.failed()) throw Stopped{};
-      if (comm_.step() == 0) sched_yield();
+      if (comm().step() == 0) sched_yield();
     }
     must(status);
-    must(lanes_.wait(comm_, handle_));
   }
 
   void combine() {
-    if (plan_.options.lanes == 1) return must(comm_.combine(handle_, {.out = out_.view}));
-    must(comm_.start_combine(handle_, {.out = out_.view}));
-    must(lanes_.wait(comm_, handle_));
+    if (lanes_ == 1) return must(comm().combine(handle(), {.out = out_.view}));
+    must(comm().start_combine(handle(), {.out = out_.view}));
+    must(team_.wait(handle()));
   }
 
   void iterate(const BenchVariant& variant, int iteration) {
     const std::size_t set = set_of(iteration);
     dispatch(variant, write_activations(variant, set), set);
-    rows_received_ = rows_of(handle_.received());
-    run_experts(handle_.received(), experts_, handle_.expert_output());
+    rows_received_ = rows_of(handle().received());
+    run_experts(handle().received(), experts_, handle().expert_output());
     combine();
   }
 
@@ -145,7 +202,7 @@ class RankBench {
     const double begin = now();
     dispatch(plan_.variants[0], x, 0);
     const double dispatched = now();
-    run_experts(handle_.received(), experts_, handle_.expert_output());
+    run_experts(handle().received(), experts_, handle().expert_output());
     const double ran = now();
     combine();
     numbers_[BenchScalars::first_call] = dispatched - begin + (now() - ran);
@@ -157,13 +214,16 @@ class RankBench {
 
   // Of the variant's latest operation.
   void take_notes(std::size_t v) {
-    const OperationStats stats = handle_.stats();
+    const OperationStats stats = handle().stats();
     double* notes = &numbers_[notes_at(v)];
     notes[BenchNotes::path] = static_cast<double>(stats.path);
     notes[BenchNotes::far] = stats.store == Store::far ? 1 : 0;
     notes[BenchNotes::rows] = static_cast<double>(rows_received_);
     notes[BenchNotes::dispatch_copied] = static_cast<double>(stats.dispatch_copied_bytes);
     notes[BenchNotes::combine_copied] = static_cast<double>(stats.combine_copied_bytes);
+    notes[BenchNotes::lanes_count] = stats.roles.count;
+    notes[BenchNotes::lanes_send] = stats.roles.send;
+    notes[BenchNotes::lanes_receive] = stats.roles.receive;
     std::strncpy(reinterpret_cast<char*>(notes + BenchNotes::reason), stats.reason,
                  BenchNotes::kReasonBytes - 1);
   }
@@ -177,12 +237,48 @@ class RankBench {
       time(v, i, BenchTimes::dispatch_begin) = now();
       dispatch(variant, x, set_of(i));
       time(v, i, BenchTimes::dispatch_end) = now();
-      run_experts(handle_.received(), experts_, handle_.expert_output());
+      run_experts(handle().received(), experts_, handle().expert_output());
       meet();
       time(v, i, BenchTimes::combine_begin) = now();
       combine();
       time(v, i, BenchTimes::combine_end) = now();
     }
+  }
+
+  void tell_spent(std::size_t v) {
+    double* notes = &numbers_[notes_at(v)];
+    notes[BenchNotes::traced] = clock_.told() ? 1 : 0;
+    const auto tell = [notes](BenchNotes::Field field, const Breakdown& b) {
+      double* to = std::copy(b.us.begin(), b.us.end(), notes + field);
+      to[0] = b.last_row_mean;
+      to[1] = b.last_row_max;
+    };
+    tell(BenchNotes::dispatch_spent, typical(traced_[v].dispatch));
+    tell(BenchNotes::combine_spent, typical(traced_[v].combine));
+  }
+
+  // The same again for the breakdown of the lanes' time: reading clocks takes time, too. What a
+  // start does is charged to counting; with one lane, rows that it stores at once are part of it.
+  void trace_phases(std::size_t v, int first, int end) {
+    const BenchVariant& variant = plan_.variants[v];
+    comm().set_tracer(&clock_);
+    for (int i = first; i < end; ++i) {
+      const ConstRows x = write_activations(variant, set_of(i));
+      meet();
+      clock_.begin(lanes_);
+      start_dispatch(variant, x, set_of(i));
+      clock_.started(Activity::count);
+      must(team_.wait(handle()));
+      traced_[v].dispatch.push_back(clock_.end());
+      run_experts(handle().received(), experts_, handle().expert_output());
+      meet();
+      clock_.begin(lanes_);
+      must(comm().start_combine(handle(), {.out = out_.view}));
+      clock_.started(Activity::count);
+      must(team_.wait(handle()));
+      traced_[v].combine.push_back(clock_.end());
+    }
+    comm().set_tracer(nullptr);
   }
 
   // Whole cycles, back to back: only the library synchronises.
@@ -205,7 +301,7 @@ class RankBench {
       const ConstRows x = write_activations(variant, set);
       dispatch(variant, x, set);
       check_received(variant, set);
-      run_experts(handle_.received(), experts_, handle_.expert_output());
+      run_experts(handle().received(), experts_, handle().expert_output());
       combine();
       check_combined(variant, set);
     }
@@ -247,7 +343,7 @@ class RankBench {
   }
 
   void check_received(const BenchVariant& variant, std::size_t set) {
-    const Received& received = handle_.received();
+    const Received& received = handle().received();
     const auto expected = expected_rows(variant, set);
     std::vector<std::int64_t> places;
     if (is_by_expert(received.layout)) {
@@ -306,9 +402,16 @@ class RankBench {
   Stage& stage_;
   int rank_;
   std::span<double> numbers_;
-  Communicator comm_;
-  LaneTeam lanes_;
-  Handle handle_;
+  LaneClock clock_;                // before the communicators that tell it
+  std::vector<Setting> settings_;  // one per BenchPlan::adjusts
+  std::size_t setting_ = 0;        // the one in use
+  int lanes_ = 1;
+  struct Traced {
+    std::vector<Breakdown> dispatch;  // [iterations]
+    std::vector<Breakdown> combine;
+  };
+  std::vector<Traced> traced_;  // [variants]
+  LaneTeam team_;               // after all that its threads touch
   std::int64_t rows_received_ = 0;
   std::vector<std::int32_t> experts_;  // global ids of the local ones
   std::vector<Tensor> masters_;        // one per set
@@ -318,7 +421,7 @@ class RankBench {
 
 }  // namespace
 
-CommunicatorOptions communicator_options(const BenchPlan& plan) {
+CommunicatorOptions communicator_options(const BenchPlan& plan, std::size_t communicator) {
   CommunicatorOptions options;
   options.num_experts = plan.options.experts;
   options.expert_rank = plan.expert_rank;
@@ -336,6 +439,7 @@ CommunicatorOptions communicator_options(const BenchPlan& plan) {
       options.expert_capacity = plan.max_tokens * static_cast<int>(plan.tokens.size());
     }
   }
+  if (plan.adjusts[communicator] != nullptr) plan.adjusts[communicator](options);
   return options;
 }
 

@@ -17,6 +17,9 @@ namespace ubep::tools {
 struct BenchVariant {
   BenchPath path;
   bool in_place = false;  // x is written into Communicator::input()
+  int lanes = 1;
+  Roles roles;
+  std::size_t communicator = 0;  // of BenchPlan::adjusts
 };
 
 // Everything a rank needs, made before the fork.
@@ -26,6 +29,8 @@ struct BenchPlan {
   int max_tokens = 0;
   std::vector<std::int32_t> expert_rank;  // [E]
   std::vector<BenchVariant> variants;
+  // One communicator each, by what differs from the options of all; null = nothing.
+  std::vector<void (*)(CommunicatorOptions&)> adjusts = {nullptr};
   std::vector<std::vector<RankRouting>> routing;  // [sets][ranks]
 };
 
@@ -42,9 +47,26 @@ struct BenchTimes {
   };
 };
 
-// What a rank says of a variant, from the last operation that it checked or warmed up with.
+// What a rank says of a variant, from the last operation that it checked or warmed up with; and of
+// its traced iterations the typical microseconds of a lane, per activity and until its last row
+// (mean, most).
 struct BenchNotes {
-  enum Field { path, far, rows, dispatch_copied, combine_copied, reason, count = reason + 16 };
+  static constexpr int kPerPhase = kActivities + 2;
+  enum Field {
+    path,
+    far,
+    rows,
+    dispatch_copied,
+    combine_copied,
+    lanes_count,
+    lanes_send,
+    lanes_receive,
+    traced,  // 1 = there were charges
+    dispatch_spent,
+    combine_spent = dispatch_spent + kPerPhase,
+    reason = combine_spent + kPerPhase,
+    count = reason + 16
+  };
   static constexpr std::size_t kReasonBytes = 16 * sizeof(double);
 };
 
@@ -68,7 +90,9 @@ struct BenchScalars {
 std::size_t stage_doubles(const BenchPlan& plan);
 std::size_t notes_at(std::size_t variant);
 std::size_t times_at(const BenchPlan& plan, std::size_t variant, int iteration);
-CommunicatorOptions communicator_options(const BenchPlan& plan);
+CommunicatorOptions communicator_options(const BenchPlan& plan, std::size_t communicator);
+
+constexpr int kBlock = 20;  // iterations of one variant before the next has its turn
 
 // Returns the exit code; failures are told to the stage.
 int run_bench_rank(const Bootstrap& bootstrap, const BenchPlan& plan, Stage& stage);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <vector>
 
 #include "ubep/trace.hpp"
 
@@ -42,6 +43,23 @@ Breakdown average(std::size_t n, Time time) {
     b.last_row_max = std::max(b.last_row_max, last_row);
   }
   return b;
+}
+
+// Of one phase, many times over: the mean of the middle half by time, so that a phase that another
+// program interrupted says nothing, and what a median is made of is seen.
+inline Breakdown typical(std::vector<Breakdown> phases) {
+  std::sort(phases.begin(), phases.end(),
+            [](const Breakdown& a, const Breakdown& b) { return a.total() < b.total(); });
+  const std::size_t first = phases.size() / 4;
+  const std::size_t n = phases.size() - 2 * first;
+  Breakdown mean;
+  for (std::size_t i = first; i < first + n; ++i) {
+    const auto add = [n](double& sum, double value) { sum += value / static_cast<double>(n); };
+    for (std::size_t a = 0; a < mean.us.size(); ++a) add(mean.us[a], phases[i].us[a]);
+    add(mean.last_row_mean, phases[i].last_row_mean);
+    add(mean.last_row_max, phases[i].last_row_max);
+  }
+  return mean;
 }
 
 }  // namespace ubep::tools

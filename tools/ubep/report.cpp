@@ -61,6 +61,10 @@ Json path_json(const PathResult& path, const PathResult& first) {
     json["payload_copies"] = {{"dispatch", rounded(path.copies->dispatch)},
                               {"combine", rounded(path.copies->combine)}};
   }
+  if (path.roles) {
+    json["roles"] = {
+        {"count", path.roles->count}, {"send", path.roles->send}, {"receive", path.roles->receive}};
+  }
   if (path.time_share) {
     json["time_share"] = {{"copy", rounded(path.time_share->copy)},
                           {"wait_flag", rounded(path.time_share->wait_flag)},
@@ -91,6 +95,7 @@ Json point_json(const Point& point) {
   for (const PathResult& path : point.paths) {
     json["paths"].push_back(path_json(path, point.paths.front()));
   }
+  if (!point.ablation.empty()) json["ablation"] = to_json(point.ablation);
   return json;
 }
 
@@ -107,9 +112,10 @@ Json machine_json(const Machine& machine, const std::optional<PlacementProbe>& a
 }
 
 Json config_json(const BenchConfig& config) {
+  const Json lanes = config.lanes.size() == 1 ? Json(config.lanes[0]) : Json(config.lanes);
   return {{"hidden", config.hidden}, {"topk", config.topk},   {"experts", config.experts},
           {"dtype", config.dtype},   {"quant", config.quant}, {"routing", config.routing},
-          {"lanes", config.lanes},   {"slots", config.slots}, {"iters", config.iters},
+          {"lanes", lanes},          {"slots", config.slots}, {"iters", config.iters},
           {"seed", config.seed}};
 }
 
@@ -151,6 +157,15 @@ std::string copies_cell(const std::optional<Copies>& copies) {
 constexpr std::string_view kRowFormat =
     "{:>5} {:>9}  {:<29} {:<5} {:>9} {:>17} {:>17} {:>17} {:>17} {:>11} {:>11} {:>11}\n";
 
+void print_heading(std::FILE* out) {
+  fmt::print(
+      out,
+      "times in us: p50 (p99); copies of each received row and GB/s: dispatch/combine; x first: "
+      "round trip/cycle\n");
+  fmt::print(out, kRowFormat, "ranks", "tokens", "path@layout", "store", "copies", "dispatch",
+             "combine", "round trip", "cycle", "wire GB/s", "dedup GB/s", "x first");
+}
+
 void print_path(const Point& point, const PathResult& path, std::FILE* out) {
   const PathResult& first = point.paths.front();
   const std::string variant = path.variant.empty() ? "" : ":" + path.variant;
@@ -185,15 +200,12 @@ void print_table(const BenchResult& result, std::FILE* out) {
              "config   hidden {}, top-{} of {} experts, {}, quant {}, routing {}, lanes {}, slots "
              "{}, iters {}, seed {}\n",
              config.hidden, config.topk, config.experts, config.dtype, config.quant, config.routing,
-             config.lanes, config.slots, config.iters, config.seed);
-  fmt::print(
-      out,
-      "times in us: p50 (p99); copies of each received row and GB/s: dispatch/combine; x first: "
-      "round trip/cycle\n");
-  fmt::print(out, kRowFormat, "ranks", "tokens", "path@layout", "store", "copies", "dispatch",
-             "combine", "round trip", "cycle", "wire GB/s", "dedup GB/s", "x first");
+             fmt::join(config.lanes, ","), config.slots, config.iters, config.seed);
+  const auto ablates = [](const Point& point) { return !point.ablation.empty(); };
+  if (!std::any_of(result.points.begin(), result.points.end(), ablates)) print_heading(out);
   for (const Point& point : result.points) {
     for (const PathResult& path : point.paths) print_path(point, path, out);
+    print_ablation(point.ablation, out);
     if (point.check && !point.check->passed) {
       fmt::print(out, "      CHECK FAILED: {} mismatches, calc_diff {:.3g}\n",
                  point.check->mismatches, point.check->calc_diff);

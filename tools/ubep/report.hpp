@@ -17,8 +17,10 @@
 #include <string>
 #include <vector>
 
+#include "tools/ubep/ablation.hpp"
 #include "tools/ubep/machine.hpp"
 #include "tools/ubep/summary.hpp"
+#include "ubep/trace.hpp"
 
 namespace ubep::tools {
 
@@ -29,7 +31,7 @@ struct BenchConfig {
   std::string dtype = "bf16";
   std::string quant = "none";
   std::string routing = "uniform";
-  int lanes = 1;
+  std::vector<int> lanes = {1};  // one number, or those of --ablate
   int slots = 2;
   int iters = 0;
   std::uint64_t seed = 1;
@@ -72,6 +74,7 @@ struct PathResult {
   std::optional<Timing> cycle;
   std::optional<TimeShare> time_share;
   std::optional<Copies> copies;
+  std::optional<Roles> roles;  // of more than one lane
 };
 
 struct Load {
@@ -100,6 +103,7 @@ struct Point {
   std::optional<double> cores_used;  // CPU time over wall time of the whole cycles, all ranks
   std::optional<Check> check;
   std::vector<PathResult> paths;
+  std::vector<AblationEntry> ablation;  // of --ablate, instead of paths
 };
 
 struct BenchResult {

@@ -21,7 +21,9 @@ Summary summarize(std::vector<double> values) {
   const double sum = std::accumulate(values.begin(), values.end(), 0.0);
   return {.avg = sum / static_cast<double>(values.size()),
           .min = values.front(),
+          .p25 = percentile(25),
           .p50 = percentile(50),
+          .p75 = percentile(75),
           .p99 = percentile(99),
           .max = values.back()};
 }

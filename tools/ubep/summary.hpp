@@ -13,12 +13,14 @@
 
 namespace ubep::tools {
 
-// All in the unit of the values. p50 and p99 are nearest-rank percentiles: the smallest value that
-// at least 50 % (99 %) of the values do not exceed, so always one of the values.
+// All in the unit of the values. Percentiles are nearest-rank: p99 is the smallest value that at
+// least 99 % of the values do not exceed, so always one of the values.
 struct Summary {
   double avg = 0;
   double min = 0;
+  double p25 = 0;
   double p50 = 0;
+  double p75 = 0;
   double p99 = 0;
   double max = 0;
 };

@@ -36,6 +36,7 @@ BenchResult sample() {
   read.time_share =
       TimeShare{.copy = 0.5, .wait_flag = 0.25, .wait_base = 0, .barrier = 0.125, .idle = 0.125};
   read.copies = Copies{1.5, 0.5};
+  read.roles = Roles{1, 2, 1};
   PathResult bsp{.path = "bsp",
                  .variant = "nt",
                  .store = "far",
@@ -58,6 +59,17 @@ BenchResult sample() {
   return result;
 }
 
+std::string table_of(const BenchResult& result) {
+  char* text = nullptr;
+  std::size_t size = 0;
+  std::FILE* out = ::open_memstream(&text, &size);
+  print_table(result, out);
+  std::fclose(out);
+  const std::string table(text, size);
+  std::free(text);
+  return table;
+}
+
 TEST(ReportTest, WritesTheWholeSchema) {
   const json expected = json::parse(R"({"schema":"ubep-bench/1","version":"0.1.0",
     "machine":{"cpus":2,"model":"a CPU","placement":"near","flag_one_way_ns":60.25},
@@ -77,6 +89,7 @@ TEST(ReportTest, WritesTheWholeSchema) {
           "cycle":{"avg":41,"min":39,"p50":40,"p99":90,"max":99},
           "ratio_to_first":{"dispatch":1,"combine":1,"round_trip":1,"cycle":1},
           "payload_copies":{"dispatch":1.5,"combine":0.5},
+          "roles":{"count":1,"send":2,"receive":1},
           "time_share":{"copy":0.5,"wait_flag":0.25,"wait_base":0,"barrier":0.125,"idle":0.125}},
         {"path":"bsp","variant":"nt","store":"far","protocol":"","layout":"expert_major",
           "chosen_by":"user","reason":"",
@@ -94,6 +107,22 @@ TEST(ReportTest, KeepsTheOrderOfTheSchema) {
   EXPECT_TRUE(text.starts_with(R"({"schema":"ubep-bench/1","version":"0.1.0","machine":{"cpus":)"));
 }
 
+TEST(ReportTest, HasTheAblationInsteadOfPaths) {
+  BenchResult result = sample();
+  result.config.lanes = {1, 4};
+  AblationEntry bsp{.step = "bsp", .path = "bsp"};
+  result.points[0].paths.clear();
+  result.points[0].ablation = {bsp};
+  const auto written = to_json(result);
+  EXPECT_EQ(written["config"]["lanes"].dump(), "[1,4]");
+  EXPECT_EQ(written["points"][0]["ablation"][0]["step"], "bsp");
+  EXPECT_FALSE(written["points"][1].contains("ablation"));
+  const std::string table = table_of(result);
+  EXPECT_PRED2(contains, table, "lanes 1,4,");
+  EXPECT_PRED2(contains, table, "ablation expert_major");
+  EXPECT_FALSE(contains(table, "path@layout"));
+}
+
 TEST(ReportTest, LeavesOutWhatIsUnknown) {
   BenchResult result = sample();
   result.machine.probe = {};
@@ -109,17 +138,6 @@ TEST(ReportTest, LeavesOutWhatIsUnknown) {
   const json parsed = json::parse(to_json(result).dump());
   EXPECT_TRUE(parsed["points"][0]["check"]["calc_diff"].is_null());
   EXPECT_FALSE(parsed["points"][0]["paths"][1]["ratio_to_first"].contains("dispatch"));
-}
-
-std::string table_of(const BenchResult& result) {
-  char* text = nullptr;
-  std::size_t size = 0;
-  std::FILE* out = ::open_memstream(&text, &size);
-  print_table(result, out);
-  std::fclose(out);
-  const std::string table(text, size);
-  std::free(text);
-  return table;
 }
 
 TEST(ReportTest, PrintsOneRowPerPath) {
