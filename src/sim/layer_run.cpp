@@ -126,6 +126,9 @@ class LayerRank {
         handle_, {.out = {out_.data(), options_.tokens, options_.hidden, options_.dtype}}));
     times_.combine_lanes = complete();
     times_.combine = world_.now();
+    times_.dispatch_copied = handle_.stats.dispatch_copied_bytes;
+    times_.combine_copied = handle_.stats.combine_copied_bytes;
+    times_.rows = static_cast<std::uint64_t>(handle_.received.num_rows);
     crew_.end();
   }
 

@@ -44,7 +44,10 @@ struct RankTimes {
   Time combine = 0;
   std::vector<LaneTimes> dispatch_lanes;  // [lanes]
   std::vector<LaneTimes> combine_lanes;
-  Roles roles;  // of the dispatch
+  Roles roles;                        // of the dispatch
+  std::uint64_t dispatch_copied = 0;  // payload bytes
+  std::uint64_t combine_copied = 0;
+  std::uint64_t rows = 0;  // received
 };
 
 struct LayerResult {

@@ -77,21 +77,14 @@ Json time_json(const std::vector<AblationEntry>& entries, const AblationEntry& e
   return json;
 }
 
-// Each on top of step `on`, which has put-with-signal. None where the options know no protocols.
-template <class Options>
-void add_protocols(std::vector<AblationStep>& steps, std::size_t on) {
-  if constexpr (requires(Options o) { o.protocol; }) {
-    using P = decltype(Options::protocol);
-    const auto add = [&](P protocol, void (*adjust)(Options&)) {
-      steps.push_back({.name = fmt::format("+ {}", name(protocol)), .on = on, .adjust = adjust});
-    };
-    add(P::token_flag_16, [](Options& o) { o.protocol = P::token_flag_16; });
-    add(P::token_flag_128, [](Options& o) { o.protocol = P::token_flag_128; });
-    add(P::token_flag_512, [](Options& o) { o.protocol = P::token_flag_512; });
-    add(P::checksum, [](Options& o) { o.protocol = P::checksum; });
-    add(P::sentinel, [](Options& o) { o.protocol = P::sentinel; });
-    add(P::fence, [](Options& o) { o.protocol = P::fence; });
-  }
+// Rows to a block of their source, and copied from there: as many copies as bsp makes.
+void stage_rows(CommunicatorOptions& options) { options.stage_pushed = true; }
+
+template <Protocol protocol>
+AblationStep with_protocol(std::size_t on) {
+  return {.name = fmt::format("+ {}", name(protocol)),
+          .on = on,
+          .adjust = [](CommunicatorOptions& options) { options.protocol = protocol; }};
 }
 
 std::string roles_cell(const Roles& roles) {
@@ -121,14 +114,15 @@ void print_times(const std::vector<AblationEntry>& entries, std::FILE* out) {
 void print_spent(const std::vector<AblationEntry>& entries, std::FILE* out) {
   fmt::print(out, "{:>5} {:<18} {:<9}", "lanes", "step", "us of a lane");
   for (const char* name : kActivityNames) fmt::print(out, "{:>11}", name);
-  fmt::print(out, "{:>11}{:>8}\n", "all", "sync");
+  fmt::print(out, "{:>11}{:>8}{:>19}\n", "all", "sync", "last row, max");
   for (const AblationEntry& e : entries) {
     for (const AblationTime time : {AblationTime::dispatch, AblationTime::combine}) {
       const Breakdown b = *spent_of(e, time);
       fmt::print(out, "{:>5} {:<18} {:<12}", e.lanes, e.step,
                  kTimeNames[static_cast<std::size_t>(time)]);
       for (const double part : b.us) fmt::print(out, "{:>11.1f}", part);
-      fmt::print(out, "{:>11.1f}{:>7.1f}%\n", b.total(), b.sync_share() * 100);
+      fmt::print(out, "{:>11.1f}{:>7.1f}%{:>10.1f}{:>9.1f}\n", b.total(), b.sync_share() * 100,
+                 b.last_row_mean, b.last_row_max);
     }
   }
 }
@@ -164,14 +158,18 @@ void print_savings(const std::vector<AblationEntry>& entries, std::FILE* out) {
 }  // namespace
 
 const std::vector<AblationStep>& ablation_steps() {
-  static const std::vector<AblationStep> steps = [] {
-    std::vector<AblationStep> all = {
-        {.name = "bsp", .path = Path::bsp},
-        {.name = "+ roles", .on = 0},
-    };
-    add_protocols<CommunicatorOptions>(all, 1);
-    return all;
-  }();
+  static const std::vector<AblationStep> steps = {
+      {.name = "bsp", .path = Path::bsp},
+      {.name = "+ roles", .on = 0, .order = SendOrder::by_token, .adjust = stage_rows},
+      {.name = "+ schedule", .on = 1, .adjust = stage_rows},
+      {.name = "+ in place", .on = 2},
+      with_protocol<Protocol::token_flag_16>(2),
+      with_protocol<Protocol::token_flag_128>(2),
+      with_protocol<Protocol::token_flag_512>(2),
+      with_protocol<Protocol::checksum>(2),
+      with_protocol<Protocol::sentinel>(2),
+      with_protocol<Protocol::fence>(2),
+  };
   return steps;
 }
 

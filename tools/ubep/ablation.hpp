@@ -26,6 +26,7 @@ struct AblationStep {
   std::string name;
   Path path = Path::push;
   std::size_t on = 0;  // the step that it is built on; the first: itself
+  SendOrder order = SendOrder::scheduled;
   void (*adjust)(CommunicatorOptions&) = nullptr;  // null = as for all of `ubep bench`
 };
 const std::vector<AblationStep>& ablation_steps();

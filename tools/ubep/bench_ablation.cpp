@@ -40,6 +40,7 @@ void plan_ablation(BenchPlan& plan) {
            .in_place = in_place,
            .lanes = lanes,
            .roles = roles,
+           .order = step.order,
            .communicator = static_cast<std::size_t>(at - plan.adjusts.begin())});
     }
   }

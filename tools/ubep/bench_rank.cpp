@@ -131,7 +131,7 @@ class RankBench {
   void use(const BenchVariant& variant) {
     setting_ = variant.communicator;
     lanes_ = variant.lanes;
-    comm().set_lanes(lanes_, variant.roles);
+    comm().set_lanes(lanes_, variant.roles, variant.order);
     team_.use(comm(), lanes_);
   }
 

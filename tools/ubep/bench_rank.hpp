@@ -19,6 +19,7 @@ struct BenchVariant {
   bool in_place = false;  // x is written into Communicator::input()
   int lanes = 1;
   Roles roles;
+  SendOrder order = SendOrder::scheduled;
   std::size_t communicator = 0;  // of BenchPlan::adjusts
 };
 

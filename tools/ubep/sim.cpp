@@ -10,7 +10,6 @@
 
 #include "sim/layer_run.hpp"
 #include "tools/ubep/atomic_file.hpp"
-#include "tools/ubep/breakdown.hpp"
 #include "tools/ubep/enum_option.hpp"
 #include "tools/ubep/exit_code.hpp"
 #include "tools/ubep/input_error.hpp"
@@ -18,6 +17,7 @@
 #include "tools/ubep/presets.hpp"
 #include "tools/ubep/protocol_option.hpp"
 #include "tools/ubep/routing_source.hpp"
+#include "tools/ubep/sim_ablation.hpp"
 #include "tools/ubep/summary.hpp"
 
 namespace ubep::tools {
@@ -65,33 +65,6 @@ sim::LayerOptions resolve(const CLI::App& app, SimCommand& c) {
   return o;
 }
 
-Summary microseconds(const sim::LayerResult& result, sim::Time sim::RankTimes::*end,
-                     sim::Time sim::RankTimes::*begin) {
-  std::vector<double> values;
-  for (const sim::RankTimes& times : result.ranks) {
-    const sim::Time from = begin == nullptr ? 0 : times.*begin;
-    values.push_back(static_cast<double>(times.*end - from) / double{sim::kMicrosecond});
-  }
-  return summarize(std::move(values));
-}
-
-// Over all lanes of all ranks.
-Breakdown breakdown(const sim::LayerResult& result,
-                    std::vector<sim::LaneTimes> sim::RankTimes::*part) {
-  std::vector<const sim::LaneTimes*> lanes;
-  for (const sim::RankTimes& rank : result.ranks) {
-    for (const sim::LaneTimes& lane : rank.*part) lanes.push_back(&lane);
-  }
-  const auto us = [](sim::Time time) {
-    return static_cast<double>(time) / double{sim::kMicrosecond};
-  };
-  return average(lanes.size(), [&](std::size_t i) {
-    std::array<double, kActivities> spent;
-    std::transform(lanes[i]->spent.begin(), lanes[i]->spent.end(), spent.begin(), us);
-    return std::pair(spent, us(lanes[i]->last_row));
-  });
-}
-
 void print_breakdown(const sim::LayerResult& result, std::FILE* to) {
   fmt::print(to, "us of a lane");
   for (const char* name : kActivityNames) fmt::print(to, "{:>11}", name);
@@ -106,13 +79,17 @@ void print_breakdown(const sim::LayerResult& result, std::FILE* to) {
   line("combine", breakdown(result, &sim::RankTimes::combine_lanes));
 }
 
-void print(const sim::LayerOptions& o, const sim::LayerResult& result, const Cost& cost,
-           const std::string& routing, std::FILE* to) {
+void print_shape(const sim::LayerOptions& o, const std::string& routing, std::FILE* to) {
   fmt::print(to,
              "pod {}: {} ranks, {} lanes; {} tokens x top-{} of {} experts, hidden {}, {}, {}, "
              "routing {}, path {}, protocol {}, seed {}\n",
              o.pod.name, o.ranks, o.lanes, o.tokens, o.topk, o.experts, o.hidden, name(o.dtype),
              name(o.layout), routing, name(o.path), name(o.protocol), o.seed);
+}
+
+void print(const sim::LayerOptions& o, const sim::LayerResult& result, const Cost& cost,
+           const std::string& routing, std::FILE* to) {
+  print_shape(o, routing, to);
   fmt::print(to, "virtual us     min       p50       p99       max   over ranks\n");
   const auto line = [&](const char* what, const Summary& s) {
     fmt::print(to, "{:10}{:9.2f} {:9.2f} {:9.2f} {:9.2f}\n", what, s.min, s.p50, s.p99, s.max);
@@ -131,36 +108,63 @@ void print(const sim::LayerOptions& o, const sim::LayerResult& result, const Cos
   }
 }
 
-nlohmann::json to_json(const sim::LayerOptions& o, const sim::LayerResult& result,
-                       const Cost& cost) {
+nlohmann::json shape_json(const sim::LayerOptions& o, const std::string& routing) {
+  return {{"pod", o.pod.name},    {"ranks", o.ranks},       {"lanes", o.lanes},
+          {"tokens", o.tokens},   {"hidden", o.hidden},     {"topk", o.topk},
+          {"experts", o.experts}, {"dtype", name(o.dtype)}, {"layout", name(o.layout)},
+          {"routing", routing},   {"path", name(o.path)},   {"protocol", name(o.protocol)},
+          {"seed", o.seed}};
+}
+
+nlohmann::json lanes_json(const Breakdown& b) {
+  nlohmann::json json;
+  for (std::size_t i = 0; i < b.us.size(); ++i) json[kActivityNames[i]] = b.us[i];
+  json["last_row_mean"] = b.last_row_mean;
+  json["last_row_max"] = b.last_row_max;
+  json["sync_share"] = b.sync_share();
+  return json;
+}
+
+nlohmann::json to_json(const sim::LayerOptions& o, const sim::LayerResult& result, const Cost& cost,
+                       const std::string& routing) {
   const auto times = [&](sim::Time sim::RankTimes::*end, sim::Time sim::RankTimes::*begin) {
     const Summary s = microseconds(result, end, begin);
     return nlohmann::json{{"min", s.min}, {"p50", s.p50}, {"p99", s.p99}, {"max", s.max}};
   };
-  nlohmann::json json{
-      {"pod", o.pod.name},
-      {"ranks", o.ranks},
-      {"lanes", o.lanes},
-      {"tokens", o.tokens},
-      {"hidden", o.hidden},
-      {"topk", o.topk},
-      {"experts", o.experts},
-      {"dtype", name(o.dtype)},
-      {"layout", name(o.layout)},
-      {"path", name(o.path)},
-      {"protocol", name(o.protocol)},
-      {"checksum_rows", o.checksum_rows},
-      {"seed", o.seed},
-      {"dispatch_us", times(&sim::RankTimes::dispatch, nullptr)},
-      {"first_read_us", times(&sim::RankTimes::first_read, &sim::RankTimes::dispatch)},
-      {"combine_us", times(&sim::RankTimes::combine, &sim::RankTimes::combine_start)},
-      {"total_us", times(&sim::RankTimes::combine, nullptr)},
-      {"bytes_sent", result.bytes_sent},
-      {"events", result.events},
-      {"wall_s", cost.seconds},
-      {"memory_gib", cost.memory_gib}};
+  nlohmann::json json = shape_json(o, routing);
+  json["dispatch_us"] = times(&sim::RankTimes::dispatch, nullptr);
+  json["first_read_us"] = times(&sim::RankTimes::first_read, &sim::RankTimes::dispatch);
+  json["combine_us"] = times(&sim::RankTimes::combine, &sim::RankTimes::combine_start);
+  json["total_us"] = times(&sim::RankTimes::combine, nullptr);
+  json["dispatch_lanes_us"] = lanes_json(breakdown(result, &sim::RankTimes::dispatch_lanes));
+  json["combine_lanes_us"] = lanes_json(breakdown(result, &sim::RankTimes::combine_lanes));
+  const Roles roles = result.ranks[0].roles;
+  json["roles"] = {roles.count, roles.send, roles.receive};
+  json["bytes_sent"] = result.bytes_sent;
+  json["events"] = result.events;
+  json["wall_s"] = cost.seconds;
+  json["memory_gib"] = cost.memory_gib;
   if (o.moves_rows) json["check"] = {{"wrong_rows", result.wrong_rows}};
   return json;
+}
+
+Cost cost_since(std::chrono::steady_clock::time_point start) {
+  const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - start;
+  rusage usage = {};
+  getrusage(RUSAGE_SELF, &usage);
+  return {wall.count(), static_cast<double>(usage.ru_maxrss) / (1 << 20)};
+}
+
+// Each step has its own.
+void refuse_with_ablate(const CLI::App& app) {
+  for (const char* option : {"--path", "--protocol", "--layout", "--payload"}) {
+    if (app.count(option) != 0) {
+      throw InputError(fmt::format("{} has no meaning with --ablate", option));
+    }
+  }
+  if (app.count("--roles") != 0 && app.count("--lanes") == 0) {
+    throw InputError("--roles with --ablate needs --lanes");
+  }
 }
 
 }  // namespace
@@ -206,31 +210,44 @@ void add_sim_options(CLI::App& app, SimCommand& c) {
                  "or fence")
       ->capture_default_str();
   app.add_option("--seed", c.seed, "of routing and jitter")->check(seed)->capture_default_str();
+  app.add_flag("--ablate", c.ablate,
+               "bsp, then each mechanism on top, with 1, 4, 8 and 16 lanes (or --lanes)");
   app.add_flag("--payload", c.payload, "move the rows, too, and compare what comes back");
   app.add_option("--json", c.json, "write the result as JSON to a file, or - for standard output");
 }
 
 int run_sim(const CLI::App& app, SimCommand& command) {
+  if (command.ablate) refuse_with_ablate(app);
   const sim::LayerOptions options = resolve(app, command);
   if (app.count("--json") > 0 && command.json != "-") check_writable(command.json);
+  std::FILE* const out = command.json == "-" ? stderr : stdout;
   const auto start = std::chrono::steady_clock::now();
-  const sim::LayerResult result = sim::run_layer(options);
-  const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - start;
-  rusage usage = {};
-  getrusage(RUSAGE_SELF, &usage);
-  const Cost cost{wall.count(), static_cast<double>(usage.ru_maxrss) / (1 << 20)};
-  print(options, result, cost, command.routing, command.json == "-" ? stderr : stdout);
-  const std::string json =
-      command.json.empty() ? "" : to_json(options, result, cost).dump(2) + "\n";
+  nlohmann::json json;
+  std::int64_t wrong_rows = 0;
+  if (command.ablate) {
+    std::vector<int> lanes(kAblationLanes.begin(), kAblationLanes.end());
+    if (command.lanes != 0) lanes = {command.lanes};
+    const std::vector<AblationEntry> entries = ablate(options, lanes);
+    print_shape(options, command.routing, out);
+    print_ablation(entries, out);
+    json = shape_json(options, command.routing);
+    json["ablation"] = to_json(entries);
+  } else {
+    const sim::LayerResult result = sim::run_layer(options);
+    const Cost cost = cost_since(start);
+    print(options, result, cost, command.routing, out);
+    json = to_json(options, result, cost, command.routing);
+    wrong_rows = result.wrong_rows;
+  }
   if (command.json == "-") {
-    fmt::print("{}", json);
+    fmt::print("{}\n", json.dump(2));
   } else if (!command.json.empty()) {
-    write_file(command.json, json);
+    write_file(command.json, json.dump(2) + "\n");
   }
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
     throw InputError("the result could not be written to standard output");
   }
-  return result.wrong_rows == 0 ? kOk : kCheckFailed;
+  return wrong_rows == 0 ? kOk : kCheckFailed;
 }
 
 }  // namespace ubep::tools

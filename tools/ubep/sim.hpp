@@ -28,6 +28,7 @@ struct SimCommand {
   std::string protocol = "auto";
   std::uint64_t seed = 1;
   bool payload = false;
+  bool ablate = false;
   std::string json;
 };
 

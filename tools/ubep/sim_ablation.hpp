@@ -1,0 +1,23 @@
+// `ubep sim --ablate`: the steps of ablation.hpp in virtual time.
+#pragma once
+
+#include <vector>
+
+#include "sim/layer_run.hpp"
+#include "tools/ubep/ablation.hpp"
+#include "tools/ubep/breakdown.hpp"
+
+namespace ubep::tools {
+
+// Over all lanes of all ranks.
+Breakdown breakdown(const sim::LayerResult& result,
+                    std::vector<sim::LaneTimes> sim::RankTimes::*part);
+
+// Microseconds over all ranks, from `begin` (null: the start) to `end`.
+Summary microseconds(const sim::LayerResult& result, sim::Time sim::RankTimes::*end,
+                     sim::Time sim::RankTimes::*begin);
+
+// Each step with each number of lanes; all ranks start combines together.
+std::vector<AblationEntry> ablate(sim::LayerOptions options, const std::vector<int>& lanes);
+
+}  // namespace ubep::tools
