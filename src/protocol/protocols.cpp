@@ -12,13 +12,13 @@
 namespace ubep {
 namespace {
 
-const PutWithSignal put_with_signal;
-const TokenFlag16 token_flag_16;
-const TokenFlag128 token_flag_128;
-const TokenFlag512 token_flag_512;
-const DataChecksum data_checksum;
-const Sentinel sentinel;
-const Fence fence;
+constexpr PutWithSignal put_with_signal;
+constexpr TokenFlag16 token_flag_16;
+constexpr TokenFlag128 token_flag_128;
+constexpr TokenFlag512 token_flag_512;
+constexpr DataChecksum data_checksum;
+constexpr Sentinel sentinel;
+constexpr Fence fence;
 
 constexpr std::array<const RowProtocol*, 7> kProtocols = {
     &put_with_signal, &token_flag_16, &token_flag_128, &token_flag_512,

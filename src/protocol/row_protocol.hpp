@@ -40,7 +40,6 @@ class RowProtocol {
  public:
   enum class Arrival : std::uint8_t { signalled, acknowledged, decoded };
 
-  virtual ~RowProtocol() = default;
   virtual Protocol id() const = 0;
   virtual Arrival arrival() const = 0;
   // "" or why this fabric cannot carry it.
@@ -94,6 +93,9 @@ class RowProtocol {
             .checksums = checks,
             .signals = 1};
   }
+
+ protected:
+  ~RowProtocol() = default;  // constants, which nobody destroys
 };
 
 // 1..2^32 - 1; never 0, which is what lies in fresh memory.
