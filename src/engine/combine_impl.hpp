@@ -197,7 +197,7 @@ bool EngineImpl<F>::advance_owner(Op& op, int q) {
   if (stage == Op::kOpLine && agree_on_op(op, q)) stage = Op::kAnnouncement;
   // acquires: nothing; a release without combine starts no operation, so only `out` tells of it.
   const bool released = stage == Op::kOpLine && fabric_.load_flag(q, out) > 2 * op.line.epoch;
-  if ((stage == Op::kAnnouncement || released) && announced(op, q, out, 2 * op.line.epoch)) {
+  if ((stage == Op::kAnnouncement || released) && announced(op, q, {out, 2 * op.line.epoch})) {
     stage = Op::kRecord;
   }
   if (stage != Op::kRecord) return false;

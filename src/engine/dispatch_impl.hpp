@@ -172,6 +172,7 @@ void EngineImpl<F>::begin_dispatch(const ConstRows& x, HandleState& h, bool cach
     h.routed->first_entry.resize(static_cast<std::size_t>(config_.size));
   }
   if (arms_ && h.routed->options.path == Path::push) mark_rows(op);
+  add_shares(op);
   op.published = false;
   if (!counts_later(*h.routed)) publish(op);
   if (pushes(*h.routed)) {
@@ -267,8 +268,9 @@ template <Fabric F>
 int EngineImpl<F>::advance_dispatch(Op& op) {
   HandleState& h = *op.handle;
   int done = announce_rows(op);
+  if (op.shares > 1) hear_alone(op);
   op.waiting.for_each([&](int q) {
-    if (!advance_source(op, q)) return;
+    if (!is_heard(op, q)) return;
     op.waiting.erase(q);
     h.sources.insert(q);
     source_arrived(op, q);
@@ -291,7 +293,7 @@ int EngineImpl<F>::advance_dispatch(Op& op) {
     ++done;
   }
   add_copies(op);
-  if (op.placed && op.sent && op.coming.empty() && op.receive.idle()) {
+  if (op.placed && op.sent && op.coming.empty() && op.receive.idle() && op.count.idle()) {
     if (decodes_) tidy_windows(h);
     show_received(op);
     report_overflow(op);
@@ -303,7 +305,7 @@ int EngineImpl<F>::advance_dispatch(Op& op) {
 
 // True once everything that rank q says about this dispatch is here and checked.
 template <Fabric F>
-bool EngineImpl<F>::advance_source(Op& op, int q) {
+bool EngineImpl<F>::advance_source(Op& op, int q, bool quietly) {
   auto& stage = op.stage[static_cast<std::size_t>(q)];
   if (q == rank_) {
     if (!op.cached) {
@@ -316,17 +318,17 @@ bool EngineImpl<F>::advance_source(Op& op, int q) {
     }
     return true;
   }
-  if (stage == Op::kOpLine && agree_on_op(op, q)) stage = Op::kAnnouncement;
+  if (stage == Op::kOpLine && agree_on_op(op, q, quietly)) stage = Op::kAnnouncement;
   if (stage == Op::kAnnouncement &&
-      announced(op, q, layout(q).pub(op.handle->slot), op.line.epoch)) {
+      announced(op, q, {layout(q).pub(op.handle->slot), op.line.epoch}, quietly)) {
     stage = Op::kRecordHead;
   }
   if (stage == Op::kRecordHead && !read_marks(op, q)) return false;
   if (stage == Op::kRecordHead) {
     if (op.cached) return true;
-    if (read_record_head(op, q)) stage = Op::kRecord;
+    if (read_record_head(op, q, quietly)) stage = Op::kRecord;
   }
-  if (stage == Op::kRecord && read_record(op, q)) stage = Op::kCounts;
+  if (stage == Op::kRecord && read_record(op, q, quietly)) stage = Op::kCounts;
   return stage == Op::kCounts && read_counts(op, q);
 }
 
@@ -346,7 +348,7 @@ bool EngineImpl<F>::read_counts(Op& op, int q) {
 }
 
 template <Fabric F>
-bool EngineImpl<F>::read_record_head(Op& op, int q) {
+bool EngineImpl<F>::read_record_head(Op& op, int q, bool quietly) {
   Range range = layout(q).offsets(op.handle->slot);
   range = {range.offset + static_cast<std::uint64_t>(rank_) * 4, 8};
   const std::byte* head = fabric_.acquire(q, range);
@@ -362,6 +364,7 @@ bool EngineImpl<F>::read_record_head(Op& op, int q) {
       routed.first_entry[static_cast<std::size_t>(q)] = span[0];
     return true;
   }
+  if (quietly) return doubt(op);
   Status status = status_of(op, Code::corrupt);
   status.peer = static_cast<std::int16_t>(q);
   status.word = Word::record;
@@ -373,7 +376,7 @@ bool EngineImpl<F>::read_record_head(Op& op, int q) {
 }
 
 template <Fabric F>
-bool EngineImpl<F>::read_record(Op& op, int q) {
+bool EngineImpl<F>::read_record(Op& op, int q, bool quietly) {
   const auto& span = op.span[static_cast<std::size_t>(q)];
   const Range range = layout(q).entries(op.handle->slot, span[0], span[1] - span[0]);
   auto& entries = op.handle->routed->receive.sources[static_cast<std::size_t>(q)].entries;
@@ -389,6 +392,7 @@ bool EngineImpl<F>::read_record(Op& op, int q) {
                                 .topk = op.line.topk,
                                 .layout = op.line.layout});
   if (found.field == nullptr) return true;
+  if (quietly) return doubt(op);
   Status status = status_of(op, Code::corrupt);
   status.peer = static_cast<std::int16_t>(q);
   status.word = Word::record;

@@ -94,6 +94,12 @@ class EngineImpl final : public Engine {
 
   // roles_impl.hpp
   void split_roles(const Op& op);
+  void add_shares(Op& op);
+  int hear(int lane);
+  int hear_share(Op& op, Tile& share);
+  void hear_alone(Op& op);
+  bool is_heard(Op& op, int q);
+  bool doubt(Op& op);
   // Several lanes would wait while the one that starts an operation stores all rows.
   std::uint64_t start_bytes() const { return lanes_ > 1 ? 0 : start_bytes_; }
   bool counts(int lane) const { return lanes_ == 1 || lane < roles_.count; }
@@ -105,10 +111,14 @@ class EngineImpl final : public Engine {
   void charge_wait(int lane) const;
 
   // agree_impl.hpp
-  bool announced(Op& op, int q, std::uint64_t word_offset, std::uint64_t value);
+  struct Awaited {
+    std::uint64_t offset;
+    std::uint64_t value;
+  };
+  bool announced(Op& op, int q, Awaited word, bool quietly = false);
   void give_up_on(Op& op, int q);
   void report_loss(Op& op, int q);
-  bool agree_on_op(Op& op, int q);
+  bool agree_on_op(Op& op, int q, bool quietly = false);
   OpLine next_line(const HandleState& h, OpKind kind);
   void publish(Op& op);
   // Telling every peer takes a while: lanes that send need not wait for those that count.
@@ -129,9 +139,9 @@ class EngineImpl final : public Engine {
   void add_token_tiles(Op& op, bool in_slot);
   void bind_areas(HandleState& h);
   int advance_dispatch(Op& op);
-  bool advance_source(Op& op, int q);
-  bool read_record_head(Op& op, int q);
-  bool read_record(Op& op, int q);
+  bool advance_source(Op& op, int q, bool quietly);
+  bool read_record_head(Op& op, int q, bool quietly);
+  bool read_record(Op& op, int q, bool quietly);
   bool read_counts(Op& op, int q);
   int send_tokens(Op& op, Tile& tile);
 
@@ -360,6 +370,9 @@ Op& EngineImpl<F>::free_op() {
     if (arms_) {
       for (auto& marks : op->marks) marks.clear();
     }
+    op->shares = 1;
+    op->serial = false;
+    op->count.clear();
     op->send.clear();
     op->receive.clear();
     op->copied.store_release(0);          // publishes: nothing; no tile is out yet
@@ -377,10 +390,10 @@ int EngineImpl<F>::step(int lane, int lanes) {
   (void)lanes;
   charge_wait(lane);
   const bool first = counts(lane);
-  int done = first ? control(lane) : 0;
+  int done = first ? hear(lane) + control(lane) : 0;
   if (done != 0 && lanes_ > 1) return done;  // what there is to do now is everybody's
   if (!first || !counts_only()) done += run_tiles(lane);
-  if (!first && done == 0) done = control(lane);
+  if (!first && done == 0) done = hear(lane) + control(lane);
   if (done == 0) charge_wait(lane);
   return done;
 }
@@ -442,9 +455,10 @@ int EngineImpl<F>::advance(Op& op) {
 // Ends an operation undone, once no lane holds a tile of it.
 template <Fabric F>
 int EngineImpl<F>::retire(Op& op, const Status& status) {
+  op.count.drop();
   op.send.drop();
   op.receive.drop();
-  if (!op.send.idle() || !op.receive.idle()) return 0;
+  if (!op.count.idle() || !op.send.idle() || !op.receive.idle()) return 0;
   abandon_fetches(op);
   op.status = status;
   std::fill(op.handle->valid.begin(), op.handle->valid.end(), std::uint8_t{0});
@@ -546,6 +560,7 @@ void EngineImpl<F>::release(HandleState& handle) {
     return;
   }
   if (op != nullptr) {
+    op->count.drop();
     op->receive.drop();
     abandon_fetches(*op);
     // Own rows need nobody, their source may be gone afterwards, and peers still count on them.

@@ -35,6 +35,71 @@ void EngineImpl<F>::split_roles(const Op& op) {
                        fabric_.facts().lane);
 }
 
+// Several lanes that count hear the peers in shares: every so many of them.
+template <Fabric F>
+void EngineImpl<F>::add_shares(Op& op) {
+  if (lanes_ == 1 || roles_.count < 2 || is_bulk(*op.handle->routed)) return;
+  op.shares = roles_.count;
+  op.heard.store_release(op.absent);  // publishes: nothing, the set is empty; the tiles below do
+  op.doubts.store_release(0);         // publishes: nothing; likewise
+  for (int share = 0; share < op.shares; ++share) {
+    int peers = 0;
+    for (int q = share; q < config_.size; q += op.shares) peers += q != rank_ ? 1 : 0;
+    op.count.add(static_cast<std::uint32_t>(share), static_cast<std::uint32_t>(peers), 1);
+  }
+}
+
+// Any lane.
+template <Fabric F>
+int EngineImpl<F>::hear(int lane) {
+  if (lanes_ == 1) return 0;
+  int done = 0;
+  for (const auto& op : ops_) {
+    done += op->count.run([&](Tile& share) { return hear_share(*op, share); });
+  }
+  if (done != 0) charge(lane, Activity::count);
+  return done;
+}
+
+template <Fabric F>
+int EngineImpl<F>::hear_share(Op& op, Tile& share) {
+  int done = 0;
+  for (int q = static_cast<int>(share.peer); q < config_.size; q += op.shares) {
+    // acquires: nothing; an earlier lane of this share put it in.
+    if (q == rank_ || op.heard.load_acquire(q)) continue;
+    if (!advance_source(op, q, true)) continue;
+    // publishes: what q said, to is_heard() in the control part.
+    op.heard.insert_release(q);
+    ++share.next;
+    ++done;
+  }
+  return done;
+}
+
+// What only the control part may judge: a peer that is lost, or says what it should not. It then
+// hears all that are left, once no lane is in a share.
+template <Fabric F>
+void EngineImpl<F>::hear_alone(Op& op) {
+  // acquires: nothing; the control part looks for itself.
+  if (op.serial || (op.doubts.load_acquire() == 0 && !op.waiting.meets(lost_))) return;
+  op.count.drop();
+  op.serial = op.count.idle();
+}
+
+template <Fabric F>
+bool EngineImpl<F>::is_heard(Op& op, int q) {
+  if (op.shares == 1 || q == rank_) return advance_source(op, q, false);
+  // acquires: what q said; hear_share() read it on another lane.
+  if (op.heard.load_acquire(q)) return true;
+  return op.serial && advance_source(op, q, false);
+}
+
+template <Fabric F>
+bool EngineImpl<F>::doubt(Op& op) {
+  op.doubts.store_release(1);  // publishes: nothing; the control part looks for itself
+  return false;
+}
+
 // Between the phases of bsp: who is last in one lets all lanes into the next.
 template <Fabric F>
 void EngineImpl<F>::barrier() {

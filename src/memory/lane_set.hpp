@@ -1,4 +1,4 @@
-// A RankSet that the control part publishes and any lane looks into. Always of one size.
+// A RankSet that lanes publish and look into. Always of one size.
 #pragma once
 
 #include <array>
@@ -14,6 +14,11 @@ class LaneSet {
   // Each word is published by itself: a lane may see some ranks of a new set before others.
   void store_release(const RankSet& ranks) {
     ranks.for_each_word([&](std::size_t i, std::uint64_t word) { words_[i].store_release(word); });
+  }
+  // Any lane puts a rank in.
+  void insert_release(int rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    words_[r / 64].or_release(std::uint64_t{1} << r % 64);
   }
   // Whether `rank` is in the set; then what was stored before it was put there is visible.
   bool load_acquire(int rank) const {

@@ -45,6 +45,7 @@ class LaneWord {
                                          std::memory_order_relaxed);
   }
   void add_relaxed(std::uint64_t amount) { word_.fetch_add(amount, std::memory_order_relaxed); }
+  void or_release(std::uint64_t bits) { word_.fetch_or(bits, std::memory_order_release); }
   // Returns the value after the subtraction; the last lane sees what all others did before.
   std::uint64_t subtract_acq_rel(std::uint64_t amount) {
     return word_.fetch_sub(amount, std::memory_order_acq_rel) - amount;

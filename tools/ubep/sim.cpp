@@ -54,6 +54,12 @@ sim::LayerOptions resolve(const CLI::App& app, SimCommand& c) {
   o.moves_rows = c.payload;
   o.seed = c.seed;
   o.roles = parse_roles(c.roles, o.lanes);
+  return o;
+}
+
+// With the routing of its seed.
+sim::LayerOptions seeded(sim::LayerOptions o, const SimCommand& c, std::uint64_t seed) {
+  o.seed = seed;
   for (RankRouting& rank : make_routing(
            c.routing, {.num_tokens = std::vector<int>(static_cast<std::size_t>(o.ranks), o.tokens),
                       .topk = o.topk,
@@ -75,8 +81,8 @@ void print_breakdown(const sim::LayerResult& result, std::FILE* to) {
     fmt::print(to, "{:7.1f}%{:8.2f}{:9.2f}\n", b.sync_share() * 100, b.last_row_mean,
                b.last_row_max);
   };
-  line("dispatch", breakdown(result, &sim::RankTimes::dispatch_lanes));
-  line("combine", breakdown(result, &sim::RankTimes::combine_lanes));
+  line("dispatch", breakdown(result.ranks, &sim::RankTimes::dispatch_lanes));
+  line("combine", breakdown(result.ranks, &sim::RankTimes::combine_lanes));
 }
 
 void print_shape(const sim::LayerOptions& o, const std::string& routing, std::FILE* to) {
@@ -136,8 +142,8 @@ nlohmann::json to_json(const sim::LayerOptions& o, const sim::LayerResult& resul
   json["first_read_us"] = times(&sim::RankTimes::first_read, &sim::RankTimes::dispatch);
   json["combine_us"] = times(&sim::RankTimes::combine, &sim::RankTimes::combine_start);
   json["total_us"] = times(&sim::RankTimes::combine, nullptr);
-  json["dispatch_lanes_us"] = lanes_json(breakdown(result, &sim::RankTimes::dispatch_lanes));
-  json["combine_lanes_us"] = lanes_json(breakdown(result, &sim::RankTimes::combine_lanes));
+  json["dispatch_lanes_us"] = lanes_json(breakdown(result.ranks, &sim::RankTimes::dispatch_lanes));
+  json["combine_lanes_us"] = lanes_json(breakdown(result.ranks, &sim::RankTimes::combine_lanes));
   const Roles roles = result.ranks[0].roles;
   json["roles"] = {roles.count, roles.send, roles.receive};
   json["bytes_sent"] = result.bytes_sent;
@@ -212,13 +218,16 @@ void add_sim_options(CLI::App& app, SimCommand& c) {
   app.add_option("--seed", c.seed, "of routing and jitter")->check(seed)->capture_default_str();
   app.add_flag("--ablate", c.ablate,
                "bsp, then each mechanism on top, with 1, 4, 8 and 16 lanes (or --lanes)");
+  app.add_option("--seeds", c.seeds, "of --ablate: so many, from --seed on")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
   app.add_flag("--payload", c.payload, "move the rows, too, and compare what comes back");
   app.add_option("--json", c.json, "write the result as JSON to a file, or - for standard output");
 }
 
 int run_sim(const CLI::App& app, SimCommand& command) {
   if (command.ablate) refuse_with_ablate(app);
-  const sim::LayerOptions options = resolve(app, command);
+  const sim::LayerOptions options = seeded(resolve(app, command), command, command.seed);
   if (app.count("--json") > 0 && command.json != "-") check_writable(command.json);
   std::FILE* const out = command.json == "-" ? stderr : stdout;
   const auto start = std::chrono::steady_clock::now();
@@ -227,8 +236,14 @@ int run_sim(const CLI::App& app, SimCommand& command) {
   if (command.ablate) {
     std::vector<int> lanes(kAblationLanes.begin(), kAblationLanes.end());
     if (command.lanes != 0) lanes = {command.lanes};
-    const std::vector<AblationEntry> entries = ablate(options, lanes);
+    std::vector<sim::LayerOptions> runs;
+    for (int i = 0; i < command.seeds; ++i) {
+      runs.push_back(
+          seeded(resolve(app, command), command, command.seed + static_cast<std::uint64_t>(i)));
+    }
+    const std::vector<AblationEntry> entries = ablate(std::move(runs), lanes);
     print_shape(options, command.routing, out);
+    fmt::print(out, "times: the slowest rank; p50 and noise over {} seeds\n", command.seeds);
     print_ablation(entries, out);
     json = shape_json(options, command.routing);
     json["ablation"] = to_json(entries);

@@ -27,6 +27,7 @@ struct SimCommand {
   std::string tensor = "topk_idx";
   std::string protocol = "auto";
   std::uint64_t seed = 1;
+  int seeds = 1;
   bool payload = false;
   bool ablate = false;
   std::string json;
