@@ -73,9 +73,10 @@ void resolve_points(const CLI::App& app, BenchOptions& o) {
 
 // Steps differ in path and lanes, and in nothing else.
 void resolve_ablation(const CLI::App& app, BenchOptions& o) {
-  for (const char* other : {"--path", "--compare", "--explain"}) {
-    if (app.count(other) > 0)
-      throw InputError(fmt::format("{} and --ablate exclude each other", other));
+  for (const char* other : {"--path", "--compare", "--explain", "--protocol"}) {
+    const CLI::Option* option = app.get_option_no_throw(other);
+    if (option == nullptr || option->count() == 0) continue;
+    throw InputError(fmt::format("{} and --ablate exclude each other", other));
   }
   if (app.count("--layout") > 0 && layout_of(o.layout, "--layout") != Layout::expert_major) {
     throw InputError(fmt::format("--ablate needs layout expert_major, not {}", o.layout));
