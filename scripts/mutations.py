@@ -5,6 +5,8 @@ AGREE = "src/engine/agree_impl.hpp"
 DISPATCH = "src/engine/dispatch_impl.hpp"
 PLACE = "src/engine/place_impl.hpp"
 PUSH = "src/engine/push_impl.hpp"
+ROLES = "src/engine/roles_impl.hpp"
+SLICES = "src/engine/slices_impl.hpp"
 COMBINE = "src/engine/combine_impl.hpp"
 WIRE = "src/engine/wire_impl.hpp"
 
@@ -23,25 +25,29 @@ MUTATIONS = [
      "  fabric_.order(Ordering::before_flag);  // orders: this lane's streamed rows before the tile's end\n",
      "", []),
     ("pub before the tokens are stored", DISPATCH,
-     "  if (op.announced || !op.send.idle()) return 0;", "  if (op.announced) return 0;", []),
+     "  const bool stored = pushes(*op.handle->routed) || op.send.idle();",
+     "  const bool stored = true;", []),
     ("out before the outputs are stored", COMBINE,
      "  if (op.announced || !op.send.idle()) return 0;", "  if (op.announced) return 0;", []),
     ("op line's number before its fields", AGREE,
      """  fabric_.commit(range, Store::near);
+  if (!fabric_.facts().mapped) replicate_line(range, record);
   // publishes: the rest of the op line, to agree_on_op() of every peer; without the order a peer
   // would compare with the line of 4N operations ago.
   fabric_.store_flag(range.offset, line.seq);""",
-     "  fabric_.store_flag(range.offset, line.seq);\n  fabric_.commit(range, Store::near);", []),
+     "  fabric_.store_flag(range.offset, line.seq);\n  fabric_.commit(range, Store::near);\n"
+     "  if (!fabric_.facts().mapped) replicate_line(range, record);", []),
     ("sent after the first tile of rows", PUSH,
      "subtract_acq_rel(rows) != 0)",
      "subtract_acq_rel(rows) + rows != op.handle->routed->outgoing[static_cast<std::size_t>("
      "owner)].num_rows())", []),
     ("record read before its flag", DISPATCH,
-     "  if (stage == Op::kOpLine && agree_on_op(op, q)) stage = Op::kAnnouncement;",
-     "  if (stage == Op::kOpLine && agree_on_op(op, q)) stage = Op::kRecordHead;", []),
+     "  if (stage == Op::kOpLine && agree_on_op(op, q, quietly)) stage = Op::kAnnouncement;",
+     "  if (stage == Op::kOpLine && agree_on_op(op, q, quietly)) stage = Op::kRecordHead;", []),
     # Epochs, slots, credits.
     ("epoch of a word not compared", AGREE,
-     "  if (seen <= value) return seen == value;", "  if (seen <= value) return seen != 0;", []),
+     "  if (seen <= word.value) return seen == word.value;",
+     "  if (seen <= word.value) return seen != 0;", []),
     ("credit ignored", DISPATCH, "    if (seen >= status.expected) continue;", "    continue;", []),
     ("credit of one epoch too early", DISPATCH,
      "  status.expected = is_first ? first_ + 1 : epoch - slots_.size();",
@@ -83,8 +89,8 @@ MUTATIONS = [
     ("credit of the dead is waited for", DISPATCH,
      "    if (p == rank_ || lost_.contains(p)) continue;", "    if (p == rank_) continue;", []),
     ("a dead rank's word is not looked at", AGREE,
-     "  if (seen < value && lost_.contains(q)) give_up_on(op, q);",
-     "  if (lost_.contains(q)) give_up_on(op, q);", []),
+     "  if (!quietly && seen < word.value && lost_.contains(q)) give_up_on(op, q);",
+     "  if (!quietly && lost_.contains(q)) give_up_on(op, q);", []),
     ("a loss is reported twice", AGREE, "  reported_.insert(q);\n", "", []),
     ("the rows of the dead keep old bytes", PLACE, "  op.unsent.for_each([&](int q) { zero_rows(op, q); });\n",
      "", []),
@@ -106,6 +112,29 @@ MUTATIONS = [
      "  if (found.field == nullptr) return true;\n", "  return true;\n", []),
     ("an operation's fields are not compared", AGREE,
      "    found = compare(op.line, theirs);", "", []),
+    # Lanes with roles.
+    ("a slice leaves its last row out", SLICES,
+     "  op.send.add(kAllOwners, rows, static_cast<std::uint32_t>(lanes));",
+     "  op.send.add(kAllOwners, rows - (rows == 0 ? 0 : 1), static_cast<std::uint32_t>(lanes));", []),
+    ("a row is in two slices", SLICES,
+     "  RunCursor cursor({slice.next, slice.end, find_place(op.schedule.begin, slice.next)});\n"
+     "  while (!cursor.done()) {\n    const RowRun to = cursor.next(op.schedule);\n    if (!op.is",
+     "  RunCursor cursor({slice.next == 0 ? 0 : slice.next - 1, slice.end,\n"
+     "                    find_place(op.schedule.begin, slice.next == 0 ? 0 : slice.next - 1)});\n"
+     "  while (!cursor.done()) {\n    const RowRun to = cursor.next(op.schedule);\n    if (!op.is",
+     []),
+    ("slices before all bases are known", PUSH,
+     "    if (changed && op.unplaced.empty() && slices(*op.handle->routed)) add_slices(op);",
+     "    if (changed && op.send.idle() && slices(*op.handle->routed)) add_slices(op);", []),
+    ("a peer is heard before its record is read", ROLES,
+     "    if (!advance_source(op, q, true)) continue;", "    (void)advance_source(op, q, true);", []),
+    ("shares are taken back only while there is a reason", ROLES,
+     "  op.recalled = op.recalled || op.doubts", "  op.recalled = op.doubts", []),
+    ("a lane in a share judges the lost", AGREE,
+     "  if (!quietly && seen < word.value && lost_", "  if (seen < word.value && lost_", []),
+    ("outputs come back one place too far", COMBINE,
+     "      const std::uint64_t first = h.routed->first_entry[tile.peer];",
+     "      const std::uint64_t first = h.routed->first_entry[tile.peer] + 1;", []),
     # Protocols of pushed rows.
     ("blocks with flags on memory that tears them", "src/protocol/token_flag.hpp",
      "    if (facts.atomic_bytes >= block || facts.ordered_stores) return \"\";", "    return \"\";\n",

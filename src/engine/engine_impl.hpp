@@ -371,7 +371,7 @@ Op& EngineImpl<F>::free_op() {
       for (auto& marks : op->marks) marks.clear();
     }
     op->shares = 1;
-    op->serial = false;
+    op->recalled = op->serial = false;
     op->count.clear();
     op->send.clear();
     op->receive.clear();

@@ -58,9 +58,10 @@ struct Op {
 
   TileBoard count{kMaxLanes};  // peers to hear, in shares, where several lanes count
   int shares = 1;
-  bool serial = false;  // one of the peers needs the control part: it hears the rest
-  LaneSet heard;        // by shares
-  LaneWord doubts;      // not 0: a share met what only the control part may judge
+  bool recalled = false;  // one of the peers needs the control part: it takes the shares back,
+  bool serial = false;    //   and hears the rest
+  LaneSet heard;          // by shares
+  LaneWord doubts;        // not 0: a share met what only the control part may judge
 
   TileBoard send;          // own rows or outputs into the segment
   TileBoard receive;       // peers' rows out of theirs

@@ -81,7 +81,8 @@ int EngineImpl<F>::hear_share(Op& op, Tile& share) {
 template <Fabric F>
 void EngineImpl<F>::hear_alone(Op& op) {
   // acquires: nothing; the control part looks for itself.
-  if (op.serial || (op.doubts.load_acquire() == 0 && !op.waiting.meets(lost_))) return;
+  op.recalled = op.recalled || op.doubts.load_acquire() != 0 || op.waiting.meets(lost_);
+  if (!op.recalled || op.serial) return;
   op.count.drop();
   op.serial = op.count.idle();
 }

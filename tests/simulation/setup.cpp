@@ -122,11 +122,29 @@ sim::Pod draw_pod(const Case& c, bool has_links, Random& random) {
   return pod;
 }
 
-void size_memory(const Case& c, sim::MemoryOptions& memory) {
-  const GroupConfig config = make_config(c.options, c.num_ranks);
-  for (int r = 0; r < c.num_ranks; ++r) {
+void size_memory(const GroupConfig& config, sim::MemoryOptions& memory) {
+  for (int r = 0; r < config.size; ++r) {
     memory.segment_bytes.push_back(SegmentLayout(config, r).bytes());
     if (config.push) memory.inbox_bytes.push_back(SegmentLayout(config, r).inbox_bytes());
+  }
+}
+
+// Several lanes with roles, blocks for pushed rows, outputs that come back.
+void share_work(Setup& setup, Random& random) {
+  CommunicatorOptions& options = setup.calls.options;
+  if (setup.world.lanes > 1) setup.world.lanes = random.between(2, 6);
+  options.stage_pushed = options.push && random.one_in(2);
+  setup.returns = options.push && !setup.world.mapped && random.one_in(2);
+  for (int r = 0; r < setup.calls.num_ranks; ++r) {
+    Setup::Lanes lanes;
+    lanes.order = random.one_in(2) ? SendOrder::scheduled : SendOrder::by_token;
+    const int n = setup.world.lanes;
+    if (n > 1 && random.one_in(2)) {
+      lanes.roles.count = random.between(1, n - 1);
+      lanes.roles.send = random.between(1, n - lanes.roles.count);
+      lanes.roles.receive = n - lanes.roles.count - lanes.roles.send;
+    }
+    setup.lanes.push_back(lanes);
   }
 }
 
@@ -295,9 +313,19 @@ Setup make_setup(std::uint64_t seed, const Cuts& cuts, bool loses_release) {
   if (seed % 4 == 3 || cuts.protocol != Protocol::automatic) {
     choose_protocol(setup, cuts, protocol);
   }
-  size_memory(setup.calls, world.memory);
+  if (seed % 4 == 2) {
+    Random lanes(seed, 31, 4);
+    share_work(setup, lanes);
+  }
+  size_memory(group_of(setup), world.memory);
   if (cuts.prompt) world.hesitation = world.pod.jitter = 0;
   return setup;
+}
+
+GroupConfig group_of(const Setup& setup) {
+  GroupConfig config = make_config(setup.calls.options, setup.calls.num_ranks);
+  config.returns = setup.returns;
+  return config;
 }
 
 std::string Cuts::arguments() const {
@@ -332,6 +360,12 @@ std::string describe(const Setup& setup) {
     if (setup.calls.options.checksum_rows != 0) {
       text += fmt::format(":{}", setup.calls.options.checksum_rows);
     }
+  }
+  if (!setup.lanes.empty()) {
+    const Roles& roles = setup.lanes[0].roles;
+    text += fmt::format("; roles {}:{}:{}{}{}", roles.count, roles.send, roles.receive,
+                        setup.returns ? ", outputs come back" : "",
+                        setup.calls.options.stage_pushed ? ", staged" : "");
   }
   for (const sim::Fate& fate : w.fates) {
     text +=

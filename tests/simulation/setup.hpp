@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/group_config.hpp"
 #include "sim/world.hpp"
 #include "support/cases.hpp"
 
@@ -54,7 +55,16 @@ struct Setup {
   std::uint64_t start_bytes = 0;
   std::uint64_t scrub_every = std::uint64_t{1} << 30;
   Culprit culprit;
+  // How each rank's lanes share the work; empty: they do not.
+  struct Lanes {
+    Roles roles;
+    SendOrder order = SendOrder::scheduled;
+  };
+  std::vector<Lanes> lanes;  // [ranks]
+  bool returns = false;      // GroupConfig::returns
 };
+
+GroupConfig group_of(const Setup& setup);
 
 // `loses_release`: the planted fault of the fabric (sim/memory.hpp).
 Setup make_setup(std::uint64_t seed, const Cuts& cuts = {}, bool loses_release = false);

@@ -57,7 +57,7 @@ SimRank::SimRank(const Setup& setup, sim::World& world, int rank, Losses& losses
       random_(setup.world.seed, 7, static_cast<std::uint64_t>(rank)),
       progress_(case_.operations.size()) {
   const EngineOptions options{
-      .config = make_config(case_.options, case_.num_ranks),
+      .config = group_of(setup),
       .store = case_.stores[index(rank_)] == Store::near ? Store::near : Store::far,
       .most_counts = setup.most_counts,
       .tile_bytes = setup.tile_bytes,
@@ -65,6 +65,10 @@ SimRank::SimRank(const Setup& setup, sim::World& world, int rank, Losses& losses
       .epoch = setup.first_epoch,
       .scrub_every = setup.scrub_every};
   engine_ = sim::make_sim_engine(world.fabric(rank), options);
+  if (!setup.lanes.empty()) {
+    const Setup::Lanes& lanes = setup.lanes[index(rank)];
+    engine_->set_lanes(setup.world.lanes, lanes.roles, lanes.order);
+  }
   crew_ = std::make_unique<sim::Crew>(world, rank, *engine_);
   for (int i = 0; i < case_.num_handles; ++i) handles_.push_back(std::make_unique<HandleState>());
 }
@@ -152,7 +156,7 @@ DispatchOptions SimRank::options_of(int number) const {
     options = {.layout = rank_major ? Layout::expert_major : Layout::rank_major,
                .path = Path::pull};
   }
-  return resolve(options, make_config(case_.options, case_.num_ranks), {}).options;
+  return resolve(options, group_of(setup_), {}).options;
 }
 
 bool SimRank::start_dispatch(int number) {
@@ -191,7 +195,7 @@ void SimRank::spoil_record(const HandleState& h) {
   const std::uint32_t first = plan.off[index(victim)];
   const std::uint32_t count = plan.off[index(victim) + 1] - first;
   if (count == 0) return;
-  const SegmentLayout layout(make_config(case_.options, case_.num_ranks), rank_);
+  const SegmentLayout layout(group_of(setup_), rank_);
   const std::uint32_t i =
       first + static_cast<std::uint32_t>(random_.below(static_cast<int>(count)));
   const Range range = layout.entries(h.slot, i, 1);

@@ -204,7 +204,7 @@ bool keep(std::uint64_t seed, bool planted, Cuts candidate, Cuts& best) {
 
 Result run(Setup setup, bool transcript) {
   const SeedOnCrash seed_on_crash(setup.calls.seed);
-  const GroupConfig config = make_config(setup.calls.options, setup.calls.num_ranks);
+  const GroupConfig config = group_of(setup);
   const std::vector<SegmentLayout> layouts = [&] {
     std::vector<SegmentLayout> all;
     for (int r = 0; r < config.size; ++r) all.emplace_back(config, r);
