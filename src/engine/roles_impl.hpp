@@ -14,6 +14,35 @@ inline constexpr bool kTraces = true;
 // Looks at the peers in a row that brought nothing, after which who counts helps with rows.
 inline constexpr int kPatience = 16;
 
+// Who counts looks at the peers first, and leaves the rows to others until all are heard; the
+// others look at the peers when they find no rows.
+template <Fabric F>
+int EngineImpl<F>::step(int lane, int lanes) {
+  (void)lanes;
+  charge_wait(lane);
+  const bool first = counts(lane);
+  int done = first ? hear(lane) + control(lane) : 0;
+  if (done != 0 && lanes_ > 1) return done;  // what there is to do now is everybody's
+  if (!first || !counts_only()) done += run_tiles(lane);
+  if (!first && done == 0) done = hear(lane) + control(lane);
+  if (done == 0) charge_wait(lane);
+  return done;
+}
+
+// Those of its own role first.
+template <Fabric F>
+int EngineImpl<F>::run_tiles(int lane) {
+  int done = 0;
+  for (const auto& op : ops_) {
+    for (const bool receive : {receives(lane), !receives(lane)}) {
+      const int rows = receive ? run_receive_tiles(*op) : run_send_tiles(*op);
+      if (rows != 0) charge(lane, receive ? Activity::receive : Activity::send);
+      done += rows;
+    }
+  }
+  return done;
+}
+
 // By what this rank sends: others are taken to send as much here.
 template <Fabric F>
 void EngineImpl<F>::split_roles(const Op& op) {
