@@ -73,7 +73,9 @@ class UBEP_API Communicator {
 
   // Sends x [num_tokens, hidden] to the owners of its experts. Waits until all sources' rows are
   // here. `x` must stay unchanged until the lease of `handle` ends (own rows are read from it).
-  // Errors as start_dispatch, and timeout, peer_lost, mismatch, corrupt.
+  // Errors as start_dispatch, and timeout, peer_lost, mismatch, corrupt. A timeout leaves it
+  // pending: wait(). But not one on `done` or `armed`, a slot that peers have not given back:
+  // nothing was started then, and dispatch() can be called again.
   Status dispatch(const ConstRows& x, const Routing& routing, const DispatchOptions& options,
                   Handle& handle);
   Status dispatch(const ConstRows& x, const Handle& cached, Handle& handle);
@@ -96,7 +98,8 @@ class UBEP_API Communicator {
   Status start_combine(Handle& handle, const CombineArgs& args);
 
   // Moves every started operation on, in order, without waiting; returns the work done (0 = idle).
-  // Lanes 0..lanes-1 may call at the same time, e.g. from an OpenMP region.
+  // Lanes 0..lanes-1, of 64 at most, may call at the same time, e.g. from an OpenMP region. The
+  // calls that wait are lane 0.
   int step(int lane = 0, int lanes = 1);
   // How many lanes will call step() at once (1..64, at first 1): rows are cut for so many, and each
   // looks first after its role. Others may come and any may stay away. For operations that start

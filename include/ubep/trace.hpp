@@ -19,8 +19,9 @@ enum class Activity : std::uint8_t {
 };
 inline constexpr int kActivities = 7;
 
-// Told by every lane of a communicator, from step(); it reads its own clock. Two lanes never call
-// for the same `lane` at once.
+// Told by every lane of a communicator, from step() and, as lane 0, from the calls that start, wait
+// and end; it reads its own clock. Lane numbers are those that step() is called with, 0..63: two
+// threads tell of the same one only if they call with the same one.
 class UBEP_API Tracer {
  public:
   virtual ~Tracer() = default;

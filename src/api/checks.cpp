@@ -57,6 +57,7 @@ GroupConfig make_config(const CommunicatorOptions& o, int size) {
   check_range("expert_capacity", o.expert_capacity, 0, 1 << 24);
   check_flag("bsp", o.bsp, o.push, "push");
   if (o.protocol > Protocol::fence) refuse("protocol is {}, expected 0..7", int(o.protocol));
+  check_flag("stage_pushed", o.stage_pushed, o.push, "push");
   check_flag("protocol", o.protocol != Protocol::automatic, o.push, "push");
   check_range("checksum_rows", o.checksum_rows, 0, 1 << 24);
   check_flag("checksum_rows", o.checksum_rows != 0, o.protocol == Protocol::checksum,
@@ -172,16 +173,19 @@ ResolvedOptions resolve(const DispatchOptions& options, const GroupConfig& confi
   return {o, choice.reason};
 }
 
-void check_roles(int lanes, const Roles& roles) {
+void check_roles(int lanes, const Roles& roles, SendOrder order) {
+  if (order > SendOrder::by_token) refuse("order is {}, expected 0..1", static_cast<int>(order));
   if (lanes < 1 || lanes > kMaxLanes) {
     refuse("lanes is {}, expected 1..{}", lanes, kMaxLanes);
   }
   const auto [count, send, receive] = roles;
   if (count == 0 && send == 0 && receive == 0) return;
-  const bool fits = count >= 1 && send >= 0 && receive >= 0 && count + send + receive == lanes;
+  const std::int64_t all = std::int64_t{count} + send + receive;
+  const bool fits = count >= 1 && send >= 0 && receive >= 0 && all == lanes;
   if (fits && (send >= 1 || lanes == 1)) return;
-  refuse("roles are {}:{}:{}, expected at least 1 that counts and 1 that sends, {} in all", count,
-         send, receive, lanes);
+  refuse("roles are {}:{}:{}, expected {}", count, send, receive,
+         lanes == 1 ? "1:0:0 of one lane"
+                    : fmt::format("at least 1 that counts and 1 that sends, {} in all", lanes));
 }
 
 void check_combine(const CombineArgs& args, const HandleState& h) {

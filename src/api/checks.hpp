@@ -25,7 +25,7 @@ struct ResolvedOptions {
 };
 ResolvedOptions resolve(const DispatchOptions& options, const GroupConfig& config,
                         const PathFacts& facts);
-void check_roles(int lanes, const Roles& roles);
+void check_roles(int lanes, const Roles& roles, SendOrder order);
 void check_combine(const CombineArgs& args, const HandleState& handle);
 
 }  // namespace ubep

@@ -365,9 +365,12 @@ Status Communicator::dispatch(const ConstRows& x, const Routing& routing,
                               const DispatchOptions& options, Handle& handle) {
   Impl& impl = open();
   const auto until = impl.deadline();
-  return impl.complete(
-      impl.insist([&] { return start_dispatch(x, routing, options, handle); }, until),
-      *handle.state_, until);
+  const Status started =
+      impl.insist([&] { return start_dispatch(x, routing, options, handle); }, until);
+  // Not even begun: the handle has nothing to wait for, and an earlier operation's result is not
+  // it.
+  if (started.code == Code::timeout && !handle.holds_lease()) handle.state_->kind = OpKind::none;
+  return impl.complete(started, *handle.state_, until);
 }
 
 Status Communicator::dispatch(const ConstRows& x, const Handle& cached, Handle& handle) {
@@ -395,8 +398,9 @@ Status Communicator::combine(Handle& handle, const CombineArgs& args) {
 
 int Communicator::step(int lane, int lanes) {
   Impl& impl = open();
-  if (lanes < 1) {
-    throw Error(ErrorCode::invalid_argument, fmt::format("lanes is {}, expected >= 1", lanes));
+  if (lanes < 1 || lanes > kMaxLanes) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("lanes is {}, expected 1..{}", lanes, kMaxLanes));
   }
   if (lane < 0 || lane >= lanes) {
     throw Error(ErrorCode::invalid_argument,
@@ -409,7 +413,7 @@ int Communicator::step(int lane, int lanes) {
 
 void Communicator::set_lanes(int lanes, const Roles& roles, SendOrder order) {
   Impl& impl = open();
-  check_roles(lanes, roles);
+  check_roles(lanes, roles, order);
   impl.refuse_pending("set_lanes");
   impl.engine->set_lanes(lanes, roles, order);
 }

@@ -33,12 +33,21 @@ int EngineImpl<F>::step(int lane, int lanes) {
 template <Fabric F>
 int EngineImpl<F>::run_tiles(int lane) {
   int done = 0;
+  const auto receive = [&](Op& op) {
+    if (op.receive.idle()) return;
+    const int rows = run_receive_tiles(op);
+    if (rows != 0) charge(lane, Activity::receive);
+    done += rows;
+  };
+  const bool receives_first = receives(lane);
   for (const auto& op : ops_) {
-    for (const bool receive : {receives(lane), !receives(lane)}) {
-      const int rows = receive ? run_receive_tiles(*op) : run_send_tiles(*op);
-      if (rows != 0) charge(lane, receive ? Activity::receive : Activity::send);
+    if (receives_first) receive(*op);
+    if (!op->send.idle()) {
+      const int rows = run_send_tiles(*op);
+      if (rows != 0) charge(lane, Activity::send);
       done += rows;
     }
+    if (!receives_first) receive(*op);
   }
   return done;
 }

@@ -49,9 +49,9 @@ for e in entries:
         if e["step"] != "bsp":
             assert times["saved"]["verdict"] in ("no_gain", "waits", "work", "unexplained")
         assert ("saved" in times) == (e["step"] != "bsp"), operation
-# bsp brings rows to a window and from there to their place.
-bsp, roles = entries[0]["payload_copies"]["dispatch"], entries[1]["payload_copies"]["dispatch"]
-assert bsp > roles, (bsp, roles)
+# bsp, and the steps that are compared with it, bring rows to a window and from there to their place.
+copies = {e["step"]: e["payload_copies"]["dispatch"] for e in entries if e["lanes"] == 4}
+assert copies["bsp"] == copies["+ roles"] == copies["+ schedule"] > copies["+ in place"], copies
 END
 
 # One number of lanes, roles by hand.

@@ -30,7 +30,7 @@ got = json.loads(sys.argv[1])
 times = {"dispatch_us", "first_read_us", "combine_us", "total_us"}
 assert set(got) == times | {
     "pod", "ranks", "lanes", "tokens", "hidden", "topk", "experts", "dtype", "layout", "path",
-    "protocol", "checksum_rows", "seed", "bytes_sent", "events", "wall_s", "memory_gib", "check"}, sorted(got)
+    "protocol", "checksum_rows", "routing", "roles", "dispatch_lanes_us", "combine_lanes_us", "seed", "bytes_sent", "events", "wall_s", "memory_gib", "check"}, sorted(got)
 expected = {"pod": "generic", "ranks": 8, "lanes": 8, "tokens": 16, "hidden": 7168, "topk": 8,
             "experts": 256, "dtype": "bf16", "layout": "expert_major", "path": "push", "protocol": "auto", "checksum_rows": 0, "seed": 1,
             "check": {"wrong_rows": 0}}
@@ -89,4 +89,4 @@ refuses "--path: 'pusch' is not one of" --pod "$pod" --path pusch
 refuses "--layout: 'flat'" --pod "$pod" --layout flat
 refuses "path read needs rank_major" --pod "$pod" --path read
 refuses "ranks is 257, the pod generic has 256" --pod "$pod" --ranks 257
-refuses "topk is 8, expected 1 to 4" --pod "$pod" --experts 4
+refuses "topk must be 1 to the number of experts (4), not 8" --pod "$pod" --experts 4

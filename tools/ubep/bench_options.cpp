@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include <CLI/CLI.hpp>
 
 #include "tools/ubep/ablation.hpp"
@@ -171,6 +173,12 @@ void resolve_bench_options(const CLI::App& app, BenchOptions& o) {
   if (app.count("--path") > 0) throw InputError("--path and --compare exclude each other");
   for (const std::string& item : split(o.compare, ','))
     o.paths.push_back(bench_path(item, layout, "--compare"));
+  const auto pushes = [](const BenchPath& path) {
+    return path.path == Path::push || path.path == Path::automatic;
+  };
+  if (app.count("--protocol") > 0 && std::none_of(o.paths.begin(), o.paths.end(), pushes)) {
+    throw InputError("--protocol is of pushed rows, and no path here pushes");
+  }
 }
 
 }  // namespace ubep::tools

@@ -37,7 +37,7 @@ Roles parse_roles(const std::string& text, int lanes) {
   if (text == "auto") return {};
   std::string list = text;
   std::replace(list.begin(), list.end(), ':', ',');
-  const std::vector<int> n = parse_numbers(list, "--roles", 0, lanes);
+  const std::vector<int> n = parse_numbers(list, "--roles", 0, 64);
   if (n.size() == 3 && n[0] >= 1 && (n[1] >= 1 || lanes == 1) && n[0] + n[1] + n[2] == lanes) {
     return {.count = n[0], .send = n[1], .receive = n[2]};
   }

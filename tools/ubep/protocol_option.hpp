@@ -14,6 +14,12 @@ struct ProtocolChoice {
   int checksum_rows = 0;
 };
 
+// As on the command line.
+inline std::string protocol_text(const ProtocolChoice& choice) {
+  const std::string text = name(choice.protocol);
+  return choice.checksum_rows == 0 ? text : text + ":" + std::to_string(choice.checksum_rows);
+}
+
 // A name, or dc:ROWS.
 inline ProtocolChoice protocol_of(const std::string& text) {
   const std::string dc = std::string(name(Protocol::checksum)) + ":";

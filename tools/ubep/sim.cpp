@@ -90,7 +90,8 @@ void print_shape(const sim::LayerOptions& o, const std::string& routing, std::FI
              "pod {}: {} ranks, {} lanes; {} tokens x top-{} of {} experts, hidden {}, {}, {}, "
              "routing {}, path {}, protocol {}, seed {}\n",
              o.pod.name, o.ranks, o.lanes, o.tokens, o.topk, o.experts, o.hidden, name(o.dtype),
-             name(o.layout), routing, name(o.path), name(o.protocol), o.seed);
+             name(o.layout), routing, name(o.path), protocol_text({o.protocol, o.checksum_rows}),
+             o.seed);
 }
 
 void print(const sim::LayerOptions& o, const sim::LayerResult& result, const Cost& cost,
@@ -115,10 +116,19 @@ void print(const sim::LayerOptions& o, const sim::LayerResult& result, const Cos
 }
 
 nlohmann::json shape_json(const sim::LayerOptions& o, const std::string& routing) {
-  return {{"pod", o.pod.name},    {"ranks", o.ranks},       {"lanes", o.lanes},
-          {"tokens", o.tokens},   {"hidden", o.hidden},     {"topk", o.topk},
-          {"experts", o.experts}, {"dtype", name(o.dtype)}, {"layout", name(o.layout)},
-          {"routing", routing},   {"path", name(o.path)},   {"protocol", name(o.protocol)},
+  return {{"pod", o.pod.name},
+          {"ranks", o.ranks},
+          {"lanes", o.lanes},
+          {"tokens", o.tokens},
+          {"hidden", o.hidden},
+          {"topk", o.topk},
+          {"experts", o.experts},
+          {"dtype", name(o.dtype)},
+          {"layout", name(o.layout)},
+          {"routing", routing},
+          {"path", name(o.path)},
+          {"protocol", name(o.protocol)},
+          {"checksum_rows", o.checksum_rows},
           {"seed", o.seed}};
 }
 
@@ -227,6 +237,10 @@ void add_sim_options(CLI::App& app, SimCommand& c) {
 
 int run_sim(const CLI::App& app, SimCommand& command) {
   if (command.ablate) refuse_with_ablate(app);
+  if (!command.ablate && app.count("--seeds") != 0) throw InputError("--seeds needs --ablate");
+  if (app.count("--tensor") != 0 && !command.routing.starts_with("file:")) {
+    throw InputError("--tensor needs --routing file:");
+  }
   const sim::LayerOptions options = seeded(resolve(app, command), command, command.seed);
   if (app.count("--json") > 0 && command.json != "-") check_writable(command.json);
   std::FILE* const out = command.json == "-" ? stderr : stdout;
