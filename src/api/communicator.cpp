@@ -56,7 +56,8 @@ AgreedFields agreed_fields(const GroupConfig& config) {
            {"expert_capacity", static_cast<std::uint64_t>(config.expert_capacity)},
            {"push", config.push ? 1U : 0U},
            {"bsp", config.bsp ? 1U : 0U},
-           {"protocol", static_cast<std::uint64_t>(config.protocol)},
+           {"protocol", static_cast<std::uint64_t>(config.protocol),
+            [](std::uint64_t value) { return name(static_cast<Protocol>(value)); }},
            {"checksum_rows", static_cast<std::uint64_t>(config.checksum_rows)},
            {"stage_pushed", config.stage_pushed ? 1U : 0U}}};
 }

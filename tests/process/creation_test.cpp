@@ -94,6 +94,15 @@ TEST_P(CreationTest, NamesDifferentSlots) {
   disagree([](CommunicatorOptions& options) { options.slots = 3; }, {"slots", "2", "3"});
 }
 
+TEST_P(CreationTest, NamesDifferentProtocols) {
+  disagree([](CommunicatorOptions& options) { options.protocol = Protocol::sentinel; },
+           {"protocol", "put-with-signal", "sp"});
+}
+TEST_P(CreationTest, NamesDifferentStages) {
+  disagree([](CommunicatorOptions& options) { options.stage_pushed = true; },
+           {"stage_pushed", "0", "1"});
+}
+
 TEST_P(CreationTest, StoreAndTimeoutMayDiffer) {
   const Problem problem = make_problem({.ranks = 2});
   run_ranks(GetParam(), 2, [&](const Bootstrap& bootstrap) {

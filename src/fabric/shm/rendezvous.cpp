@@ -72,8 +72,11 @@ std::string difference(const AgreedFields& mine, int my_rank, const std::uint64_
                        int their_rank) {
   for (std::size_t i = 0; i < kMaxAgreedFields; ++i) {
     if (mine[i].name == nullptr || mine[i].value == theirs[i]) continue;
+    const auto text = [&](std::uint64_t value) {
+      return mine[i].text == nullptr ? std::to_string(value) : mine[i].text(value);
+    };
     return fmt::format("{} differs: rank {} has {}, rank {} has {}", mine[i].name, my_rank,
-                       mine[i].value, their_rank, theirs[i]);
+                       text(mine[i].value), their_rank, text(theirs[i]));
   }
   return {};
 }

@@ -22,6 +22,7 @@ namespace ubep {
 struct AgreedField {
   const char* name = nullptr;
   std::uint64_t value = 0;
+  const char* (*text)(std::uint64_t) = nullptr;  // of a value; null = the number
 };
 inline constexpr std::size_t kMaxAgreedFields = 12;
 using AgreedFields = std::array<AgreedField, kMaxAgreedFields>;

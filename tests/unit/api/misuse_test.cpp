@@ -464,6 +464,9 @@ TEST(StateMisuseTest, LanesAndRoles) {
   refused(4, {0, 2, 2}, "0:2:2");
   refused(4, {1, 0, 3}, "1:0:3");
   refused(2, {1, 2, -1}, "1:2:-1");
+  refused(4, {2147483647, 2147483647, 6}, "2147483647:2147483647:6");
+  expect_error(ErrorCode::invalid_argument, {"order", "9"},
+               [&] { alone.comm.set_lanes(4, {}, static_cast<SendOrder>(9)); });
   alone.comm.set_lanes(1, {1, 0, 0});
   alone.comm.set_lanes(4, {1, 2, 1});
   EXPECT_TRUE(alone.worker.start_dispatch(alone.comm).ok());
