@@ -31,7 +31,8 @@ struct Work {
   std::uint64_t bytes = 0;
 };
 
-// Rough costs of one lane, for the split of lanes by role.
+// Rough costs of one lane, for the split of lanes by role: only their ratios matter. A pod's come
+// from its file; these are guesses for a CPU, not measured.
 struct LaneRates {
   double count_ns = 300;     // a peer's op line and record
   double issue_ns = 10;      // a row stored for a peer, whatever its size

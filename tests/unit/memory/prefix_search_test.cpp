@@ -1,12 +1,12 @@
 #include "memory/prefix_search.hpp"
 
 #include <gtest/gtest.h>
-#include <hwy/targets.h>
 
 #include <numeric>
 #include <vector>
 
 #include "support/random.hpp"
+#include "support/vector_targets.hpp"
 
 namespace ubep {
 namespace {
@@ -51,27 +51,9 @@ TEST(PrefixSearchTest, FindsTheOnePlaceInAsManySteps) {
   }
 }
 
-// Runs each test on one instruction set.
-class PrefixVectorsTest : public testing::TestWithParam<std::int64_t> {
- protected:
-  void SetUp() override { choose(GetParam()); }
-  void TearDown() override { choose(0); }
+class PrefixVectorsTest : public test::OnEachTarget {};
 
- private:
-  static void choose(std::int64_t target) {
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-};
-
-struct TargetName {
-  std::string operator()(const testing::TestParamInfo<std::int64_t>& instance) const {
-    return hwy::TargetName(instance.param);
-  }
-};
-
-INSTANTIATE_TEST_SUITE_P(Targets, PrefixVectorsTest,
-                         testing::ValuesIn(hwy::SupportedAndGeneratedTargets()), TargetName());
+INSTANTIATE_TEST_SUITE_P(Targets, PrefixVectorsTest, test::each_target(), test::TargetName());
 
 TEST_P(PrefixVectorsTest, FindTheSamePlaces) {
   for (std::uint32_t num = 1; num <= kMost; num = next_size(num)) {

@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 #include <hwy/highway.h>
-#include <hwy/targets.h>
 
 #include <algorithm>
 #include <bit>
@@ -17,6 +16,7 @@
 #include "memory/copy.hpp"
 #include "support/numbers.hpp"
 #include "support/random.hpp"
+#include "support/vector_targets.hpp"
 
 namespace ubep {
 namespace {
@@ -119,27 +119,9 @@ void check(const Terms& terms) {
   }
 }
 
-// Runs each test on one instruction set.
-class RowKernelsTest : public testing::TestWithParam<std::int64_t> {
- protected:
-  void SetUp() override { choose(GetParam()); }
-  void TearDown() override { choose(0); }
+class RowKernelsTest : public test::OnEachTarget {};
 
- private:
-  static void choose(std::int64_t target) {
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-};
-
-struct TargetName {
-  std::string operator()(const testing::TestParamInfo<std::int64_t>& instance) const {
-    return hwy::TargetName(instance.param);
-  }
-};
-
-INSTANTIATE_TEST_SUITE_P(Targets, RowKernelsTest,
-                         testing::ValuesIn(hwy::SupportedAndGeneratedTargets()), TargetName());
+INSTANTIATE_TEST_SUITE_P(Targets, RowKernelsTest, test::each_target(), test::TargetName());
 
 // A row that is summed alone comes back, but for -0, which +0 swallows.
 TEST_P(RowKernelsTest, EverySixteenBitValueComesBack) {
