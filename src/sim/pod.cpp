@@ -92,4 +92,10 @@ Pod read_pod(const std::string& path) {
   return pod;
 }
 
+std::vector<PodVariant> read_pod_variants(const std::string& path) {
+  std::vector<PodVariant> variants;
+  variants.push_back({.name = "base", .weight = 1, .pod = read_pod(path)});
+  return variants;
+}
+
 }  // namespace ubep::sim

@@ -51,7 +51,18 @@ struct Pod {
   const Tier& tier(int a, int b) const;
 };
 
-// Throws ubep::Error(invalid_argument) that names file, line and key.
-Pod read_pod(const std::string& path);
+// The pod of that name, or of that file. Throws ubep::Error(invalid_argument) that names file, line
+// and key.
+Pod read_pod(const std::string& name_or_path);
+
+// One of the pods that fit what is known of a machine equally well.
+struct PodVariant {
+  std::string name;
+  double weight = 1;  // among those of its pod, which add up to 1
+  Pod pod;
+};
+
+// All variants that a pod's file lists; the pod itself, with weight 1, where it lists none.
+std::vector<PodVariant> read_pod_variants(const std::string& name_or_path);
 
 }  // namespace ubep::sim
