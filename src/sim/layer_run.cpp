@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <memory>
 
@@ -85,7 +86,7 @@ class LayerRank {
                                  .tile_bytes = 4096,  // of a vector core, not of a CPU
                                  .made_together = true})),
         crew_(world, rank, *engine_),
-        tracer_(world, o.lanes) {
+        tracer_(world, rank, o.lanes, o.slices) {
     engine_->set_lanes(o.lanes, o.roles, o.order);
     engine_->set_tracer(&tracer_);
     bytes_ = index(o.tokens) * index(o.hidden) * size_of(o.dtype);
@@ -118,6 +119,9 @@ class LayerRank {
     times_.dispatch = world_.now();
     read_rows();
     times_.first_read = world_.now();
+    if (options_.expert_row != 0) {
+      world_.spend(options_.expert_row * static_cast<Time>(handle_.received.num_rows));
+    }
     if (options_.aligned) meeting.wait(rank_);
     times_.combine_start = world_.now();
     tracer_.begin();
@@ -255,6 +259,12 @@ class LayerRank {
   RankTimes times_;
 };
 
+// Of this mean, at most 10 times it.
+Time exponential(Random& random, Time mean) {
+  const double unit = static_cast<double>(random.next() >> 11U) * 0x1p-53;
+  return static_cast<Time>(std::min(-std::log1p(-unit), 10.0) * static_cast<double>(mean));
+}
+
 // Lanes that are still within an engine leave it before it goes.
 class EndOfWorld {
  public:
@@ -292,7 +302,9 @@ void check_path(const LayerOptions& o) {
   }
 }
 
-void check(const LayerOptions& o) {
+}  // namespace
+
+void check_layer(const LayerOptions& o) {
   if (o.ranks < 1 || o.ranks > o.pod.ranks) {
     fail(fmt::format("ranks is {}, the pod {} has {}", o.ranks, o.pod.name, o.pod.ranks));
   }
@@ -314,29 +326,32 @@ void check(const LayerOptions& o) {
     }
     for (const std::int32_t id : ids) check_range("topk_idx", id, -1, o.experts - 1);
   }
-}
-
-}  // namespace
-
-LayerResult run_layer(const LayerOptions& options) {
-  check(options);
-  const GroupConfig config = make_group(options);
-  for (int r = 0; r < options.ranks; ++r) {
+  const GroupConfig config = make_group(o);
+  for (int r = 0; r < o.ranks; ++r) {
     if (config.max_rows(r) > 0x7fffffff) {
       fail(fmt::format("tokens x topk x ranks is {} rows on rank {}, expected at most {}",
                        config.max_rows(r), r, 0x7fffffff));
     }
   }
+}
+
+LayerResult run_layer(const LayerOptions& options) {
+  check_layer(options);
+  const GroupConfig config = make_group(options);
   World world(make_world(options, config));
   Meeting meeting(world, options.ranks);
   std::vector<std::unique_ptr<LayerRank>> ranks;
   const EndOfWorld end_of_world(world);
+  Random arrivals(options.seed * 1'000'033);
   for (int r = 0; r < options.ranks; ++r) {
     ranks.push_back(std::make_unique<LayerRank>(options, config, world, r));
     LayerRank& rank = *ranks.back();
-    world.start(r, [&rank, &meeting] { rank.live(meeting); });
+    const Time late = options.arrival == 0 ? 0 : exponential(arrivals, options.arrival);
+    world.start(
+        r, [&rank, &meeting] { rank.live(meeting); }, late);
     for (int lane = 1; lane < options.lanes; ++lane) {
-      world.start(r, [&rank, lane] { rank.help(lane); });
+      world.start(
+          r, [&rank, lane] { rank.help(lane); }, late);
     }
   }
   if (!world.run()) {

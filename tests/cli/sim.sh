@@ -27,27 +27,38 @@ json=$(runs --ranks 8 --tokens 16 --payload)
 python3 - "$json" <<'END' || fail "the JSON: $json"
 import json, sys
 got = json.loads(sys.argv[1])
-times = {"dispatch_us", "first_read_us", "combine_us", "total_us"}
-assert set(got) == times | {
-    "pod", "ranks", "lanes", "tokens", "hidden", "topk", "experts", "dtype", "layout", "path",
-    "protocol", "checksum_rows", "routing", "roles", "dispatch_lanes_us", "combine_lanes_us", "seed", "bytes_sent", "events", "wall_s", "memory_gib", "check"}, sorted(got)
-expected = {"pod": "generic", "ranks": 8, "lanes": 8, "tokens": 16, "hidden": 7168, "topk": 8,
-            "experts": 256, "dtype": "bf16", "layout": "expert_major", "path": "push", "protocol": "auto", "checksum_rows": 0, "seed": 1,
-            "check": {"wrong_rows": 0}}
-for key, value in expected.items():
-    assert got[key] == value, key
-for key in times:
-    t = got[key]
-    assert set(t) == {"min", "p50", "p99", "max"}, key
-    assert 0 < t["min"] <= t["p50"] <= t["p99"] <= t["max"], key
+assert set(got) == {"schema", "pod", "config", "points", "wall_s", "events", "memory_gib"}, sorted(got)
+assert got["schema"] == "ubep-sim/1" and got["pod"] == "generic"
+config = {"ranks": 8, "lanes": 8, "tokens": [16], "hidden": 7168, "topk": 8, "experts": 256,
+          "dtype": "bf16", "layout": "expert_major", "routing": "uniform", "roles": [0, 0, 0],
+          "payload": True, "seeds": [1], "paths": ["push"],
+          "variants": [{"variant": "base", "weight": 1.0}]}
+assert got["config"] == config, got["config"]
+[point] = got["points"]
+assert set(point) == {"tokens", "paths", "reduction_vs_bsp", "null", "cannot_rank"}, sorted(point)
+assert point["tokens"] == 16 and point["reduction_vs_bsp"] == {} and point["cannot_rank"] == []
+assert 0 < point["null"]["latency_us"] < point["null"]["us"]
+[path] = point["paths"]
+assert set(path) == {"path", "variant", "dispatch", "combine", "effective_gbps", "sync_share",
+    "protocol", "roles", "bytes_sent", "dispatch_lanes", "combine_lanes", "check"}, sorted(path)
+assert path["path"] == "push" and path["variant"] == "base" and path["protocol"] == "auto"
+assert path["check"] == {"wrong_rows": 0}
+for key in ("dispatch", "combine"):
+    t = path[key]
+    assert set(t) == {"mean", "p50", "p99", "max_lane", "low", "high"}, key
+    assert point["null"]["us"] < t["p50"] <= t["p99"], key
+    assert t["low"] == t["high"] and abs(t["mean"] - t["low"]) < 1e-9, key
 # Rows go to other ranks and come back: 16 tokens of 8 ranks, for 7 of 8 choices.
-assert got["bytes_sent"] > 2 * 8 * 16 * 8 * 7 / 8 * 7168 * 2 * 0.9, "bytes_sent"
+assert path["bytes_sent"] > 2 * 8 * 16 * 8 * 7 / 8 * 7168 * 2 * 0.9, "bytes_sent"
+assert 0 < path["effective_gbps"] < 100 and 0 < path["sync_share"] < 1
 assert got["events"] > 0 and got["wall_s"] > 0 and got["memory_gib"] > 0
 END
 grep -q 'check: 0 of 128 combined rows are wrong' "$folder/table" || fail "$(cat "$folder/table")"
 
 # All but what the machine tells is the same again, and without the payload.
-virtual() { grep -v -e '"wall_s"' -e '"memory_gib"' -e '"check"' -e '"wrong_rows"'; }
+virtual() {
+  grep -v -e '"wall_s"' -e '"memory_gib"' -e '"check"' -e '"wrong_rows"' -e '"payload"'
+}
 again=$(runs --ranks 8 --tokens 16)
 if [ "$(virtual <<<"$json" | tr -d ' {},\n')" != "$(virtual <<<"$again" | tr -d ' {},\n')" ]; then
   fail "the payload changes $again"
@@ -89,4 +100,5 @@ refuses "--path: 'pusch' is not one of" --pod "$pod" --path pusch
 refuses "--layout: 'flat'" --pod "$pod" --layout flat
 refuses "path read needs rank_major" --pod "$pod" --path read
 refuses "ranks is 257, the pod generic has 256" --pod "$pod" --ranks 257
-refuses "topk must be 1 to the number of experts (4), not 8" --pod "$pod" --experts 4
+refuses "topk is 8, expected 1 to 4" --pod "$pod" --experts 4
+refuses "--pod is required" --ranks 4
