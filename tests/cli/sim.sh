@@ -30,9 +30,11 @@ got = json.loads(sys.argv[1])
 times = {"dispatch_us", "first_read_us", "combine_us", "total_us"}
 assert set(got) == times | {
     "pod", "ranks", "lanes", "tokens", "hidden", "topk", "experts", "dtype", "layout", "path",
-    "protocol", "checksum_rows", "routing", "roles", "dispatch_lanes_us", "combine_lanes_us", "seed", "bytes_sent", "events", "wall_s", "memory_gib", "check"}, sorted(got)
+    "protocol", "checksum_rows", "routing", "roles", "dispatch_lanes_us", "combine_lanes_us", "seed", "bytes_sent", "events", "wall_s", "memory_gib", "check", "projection", "quant",
+    "dispatched_bytes", "background_gb_s", "degraded"}, sorted(got)
 expected = {"pod": "generic", "ranks": 8, "lanes": 8, "tokens": 16, "hidden": 7168, "topk": 8,
             "experts": 256, "dtype": "bf16", "layout": "expert_major", "path": "push", "protocol": "auto", "checksum_rows": 0, "seed": 1,
+            "projection": False, "quant": "none", "dispatched_bytes": 14336, "background_gb_s": 0, "degraded": [],
             "check": {"wrong_rows": 0}}
 for key, value in expected.items():
     assert got[key] == value, key
@@ -56,6 +58,39 @@ fi
 for protocol in put-with-signal tff-16 tff-128 tff-512 dc dc:3 sp fence; do
   runs --ranks 5 --tokens 6 --hidden 100 --lanes 2 --protocol "$protocol" --payload \
     | grep -q '"wrong_rows": 0' || fail "$protocol"
+done
+
+# By name, the pod is the one of the file.
+named=$("$ubep" sim --pod generic --ranks 8 --tokens 16 --json - 2>/dev/null)
+[ "$(virtual <<<"$named")" = "$(virtual <<<"$again")" ] || fail "--pod generic: $named"
+
+# Quantised rows are smaller, and so is what is sent.
+json=$(runs --ranks 8 --tokens 16 --quant int8 --protocol tff-512)
+python3 - "$json" "$again" <<'END' || fail "--quant: $json"
+import json, sys
+small, large = (json.loads(text) for text in sys.argv[1:])
+assert small["quant"] == "int8" and small["dispatched_bytes"] == 7212
+assert small["protocol"] == "tff-512"
+assert 0.7 * large["bytes_sent"] < small["bytes_sent"] < 0.85 * large["bytes_sent"]
+END
+grep -q ', quant int8' "$folder/table" || fail "$(cat "$folder/table")"
+runs --ranks 8 --tokens 16 --record-bytes 999 --path bsp | grep -q '"dispatched_bytes": 999' \
+  || fail "--record-bytes"
+
+# Less of a link, a rank or all ports: it takes longer, and the result says so.
+for items in "--degrade link:0-1:0.05" "--degrade die:3:0.1" "--background 90"; do
+  # shellcheck disable=SC2086 # two words
+  slow=$(runs --ranks 8 --tokens 16 $items)
+  python3 - "$slow" "$again" "$items" <<'END' || fail "$items: $slow"
+import json, sys
+slow, plain = (json.loads(text) for text in sys.argv[1:3])
+assert slow["total_us"]["max"] > 1.1 * plain["total_us"]["max"]
+option, value = sys.argv[3].split()
+assert slow["degraded"] == ([value] if option == "--degrade" else [])
+assert slow["background_gb_s"] == (90 if option == "--background" else 0)
+END
+  grep -q ", ${items#--}" "$folder/table" || [[ $items == --degrade* ]] \
+    || fail "$(cat "$folder/table")"
 done
 
 for items in "read rank_major" "pull rank_major" "pull expert_major" "push rank_major" \
@@ -83,6 +118,15 @@ refuses "broken.json:$line: lane.poll_ns is \"20\", expected a number" --pod "$f
 sed 's/"lanes": 8,/"lanes": 8/' "$pod" >"$folder/syntax.json"
 line=$(grep -n '"port_gb_s"' "$pod" | cut -d : -f 1)
 refuses "syntax.json:$line: " --pod "$folder/syntax.json"
+refuses "'nowhere' is not one of the pods that are built in: " --pod nowhere
+refuses "--quant: 'int9' is not one of none, int8" --pod "$pod" --quant int9
+refuses "--payload has no meaning with --quant" --pod "$pod" --ranks 2 --quant int8 --payload
+refuses "--payload has no meaning with" --pod "$pod" --ranks 2 --record-bytes 99 --payload
+for value in link:0-1 link:0-0:0.5 link:0:0.5 die:0-1:0.5 die:0:1 die:0:0 die:x:0.5 "link:0-1:0.5:1" "die:0:nan"; do
+  refuses "--degrade: '$value' is neither" --pod "$pod" --ranks 2 --degrade "$value"
+done
+refuses "names rank 2, there are 2" --pod "$pod" --ranks 2 --degrade link:0-2:0.5
+refuses "--background is 100 GB/s, the pod's ports have 100" --pod "$pod" --background 100
 refuses "nowhere.json: cannot be read" --pod "$folder/nowhere.json"
 refuses "$folder: cannot be read" --pod "$folder"
 refuses "--path: 'pusch' is not one of" --pod "$pod" --path pusch

@@ -1,6 +1,7 @@
 #include "tools/ubep/sim.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
@@ -51,9 +52,12 @@ sim::LayerOptions resolve(const CLI::App& app, SimCommand& c) {
   const ProtocolChoice protocol = protocol_of(c.protocol);
   o.protocol = protocol.protocol;
   o.checksum_rows = protocol.checksum_rows;
+  const bool pushes = o.path == Path::push && !c.ablate;  // each step of it has a protocol
+  if (app.count("--protocol") == 0 && pushes) o.protocol = o.pod.protocol;
   o.moves_rows = c.payload;
   o.seed = c.seed;
   o.roles = parse_roles(c.roles, o.lanes);
+  apply(c.scenario, o);
   return o;
 }
 
@@ -87,11 +91,11 @@ void print_breakdown(const sim::LayerResult& result, std::FILE* to) {
 
 void print_shape(const sim::LayerOptions& o, const std::string& routing, std::FILE* to) {
   fmt::print(to,
-             "pod {}: {} ranks, {} lanes; {} tokens x top-{} of {} experts, hidden {}, {}, {}, "
-             "routing {}, path {}, protocol {}, seed {}\n",
-             o.pod.name, o.ranks, o.lanes, o.tokens, o.topk, o.experts, o.hidden, name(o.dtype),
-             name(o.layout), routing, name(o.path), protocol_text({o.protocol, o.checksum_rows}),
-             o.seed);
+             "pod {}{}: {} ranks, {} lanes; {} tokens x top-{} of {} experts, hidden {}, {}, {}, "
+             "routing {}, path {}, protocol {}, seed {}{}\n",
+             o.pod.name, o.pod.projection ? " (a projection)" : "", o.ranks, o.lanes, o.tokens,
+             o.topk, o.experts, o.hidden, name(o.dtype), name(o.layout), routing, name(o.path),
+             protocol_text({o.protocol, o.checksum_rows}), o.seed, scenario_text(o));
 }
 
 void print(const sim::LayerOptions& o, const sim::LayerResult& result, const Cost& cost,
@@ -116,20 +120,22 @@ void print(const sim::LayerOptions& o, const sim::LayerResult& result, const Cos
 }
 
 nlohmann::json shape_json(const sim::LayerOptions& o, const std::string& routing) {
-  return {{"pod", o.pod.name},
-          {"ranks", o.ranks},
-          {"lanes", o.lanes},
-          {"tokens", o.tokens},
-          {"hidden", o.hidden},
-          {"topk", o.topk},
-          {"experts", o.experts},
-          {"dtype", name(o.dtype)},
-          {"layout", name(o.layout)},
-          {"routing", routing},
-          {"path", name(o.path)},
-          {"protocol", name(o.protocol)},
-          {"checksum_rows", o.checksum_rows},
-          {"seed", o.seed}};
+  nlohmann::json json = {{"pod", o.pod.name},
+                         {"ranks", o.ranks},
+                         {"lanes", o.lanes},
+                         {"tokens", o.tokens},
+                         {"hidden", o.hidden},
+                         {"topk", o.topk},
+                         {"experts", o.experts},
+                         {"dtype", name(o.dtype)},
+                         {"layout", name(o.layout)},
+                         {"routing", routing},
+                         {"path", name(o.path)},
+                         {"protocol", name(o.protocol)},
+                         {"checksum_rows", o.checksum_rows},
+                         {"seed", o.seed}};
+  add_scenario(o, json);
+  return json;
 }
 
 nlohmann::json lanes_json(const Breakdown& b) {
@@ -195,7 +201,10 @@ void add_sim_options(CLI::App& app, SimCommand& c) {
                    : fmt::format("'{}' is not a number of up to 18 digits", text);
       },
       "NUMBER");
-  app.add_option("--pod", c.pod, "file that describes the pod, e.g. pods/generic.json")->required();
+  app.add_option("--pod", c.pod,
+                 fmt::format("{}; or a file that describes one, FOLDER/NAME.json",
+                             fmt::join(sim::pod_names(), ", ")))
+      ->required();
   app.add_option("--ranks", c.ranks, "ranks that take part (all of the pod)")
       ->check(CLI::Range(1, 1024));
   app.add_option("--lanes", c.lanes, "lanes of each rank (the pod's)")->check(CLI::Range(1, 64));
@@ -232,6 +241,7 @@ void add_sim_options(CLI::App& app, SimCommand& c) {
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   app.add_flag("--payload", c.payload, "move the rows, too, and compare what comes back");
+  add_scenario_options(app, c.scenario);
   app.add_option("--json", c.json, "write the result as JSON to a file, or - for standard output");
 }
 

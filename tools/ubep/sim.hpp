@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "tools/ubep/sim_scenario.hpp"
+
 namespace CLI {
 class App;
 }
@@ -30,6 +32,7 @@ struct SimCommand {
   int seeds = 1;
   bool payload = false;
   bool ablate = false;
+  SimScenario scenario;
   std::string json;
 };
 
