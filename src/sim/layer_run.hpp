@@ -9,6 +9,7 @@
 
 #include "sim/lane_times.hpp"
 #include "sim/pod.hpp"
+#include "sim/record.hpp"
 #include "ubep/types.hpp"
 
 namespace ubep::sim {
@@ -21,7 +22,9 @@ struct LayerOptions {
   int hidden = 0;
   int topk = 0;
   int experts = 0;
-  DType dtype = DType::bf16;
+  DType dtype = DType::bf16;  // of combined rows, and of dispatched ones unless
+  Quant quant = Quant::none;  //   they are quantised, or
+  int record_bytes = 0;       //   have this size; no such rows move
   Layout layout = Layout::expert_major;
   Path path = Path::push;  // read needs mapped memory; the others fetch what they read
   Roles roles;             // all 0: by the cost model
@@ -60,6 +63,9 @@ struct LayerResult {
   std::uint64_t bytes_sent = 0;
   std::int64_t wrong_rows = 0;  // of combined rows, where rows move
 };
+
+// Of a dispatched row.
+std::uint64_t dispatched_bytes(const LayerOptions& options);
 
 // Throws ubep::Error(invalid_argument) when the pod has fewer ranks, or options do not go together.
 void check_layer(const LayerOptions& options);

@@ -12,15 +12,34 @@ namespace {
 
 double us_of(sim::Time time) { return static_cast<double>(time) / double{sim::kMicrosecond}; }
 
-double row_bytes(const sim::LayerOptions& o) {
+double combined_bytes(const sim::LayerOptions& o) {
   return static_cast<double>(o.hidden) * static_cast<double>(size_of(o.dtype));
 }
 
-// Rows that a rank sends to others and gets from them, whichever is more, of the busiest one.
-std::int64_t busiest_rows(const sim::LayerOptions& o) {
+// Time that ports are busy with one byte of each row; as bytes, [ranks].
+struct Busy {
+  std::vector<double> out;
+  std::vector<double> in;
+
+  double most() const {
+    return std::max(*std::max_element(out.begin(), out.end()),
+                    *std::max_element(in.begin(), in.end()));
+  }
+};
+
+// us per byte of a row from one rank to another.
+double us_per_byte(const sim::Pod& pod, int from, int to) {
+  std::uint64_t rate = std::min(pod.port, pod.memory);
+  if (const std::uint64_t tier = pod.tier(from, to).rate; tier != 0) rate = std::min(rate, tier);
+  const double left = 1 - static_cast<double>(pod.background) /
+                              static_cast<double>(std::max<std::uint64_t>(pod.port, 1));
+  return 1e6 / (static_cast<double>(rate) * left);
+}
+
+Busy busy_ports(const sim::LayerOptions& o) {
   const std::vector<std::int32_t> owner = block_map(o.experts, o.ranks);
-  std::vector<std::int64_t> out(static_cast<std::size_t>(o.ranks));
-  std::vector<std::int64_t> in(out.size());
+  Busy busy{.out = std::vector<double>(static_cast<std::size_t>(o.ranks)),
+            .in = std::vector<double>(static_cast<std::size_t>(o.ranks))};
   const auto topk = static_cast<std::size_t>(o.topk);
   std::vector<std::int32_t> seen;  // owners of a token, where a row goes to a rank once
   for (std::size_t r = 0; r < o.topk_idx.size(); ++r) {
@@ -34,12 +53,12 @@ std::int64_t busiest_rows(const sim::LayerOptions& o) {
         seen.push_back(to);
       }
       if (static_cast<std::size_t>(to) == r) continue;
-      ++out[r];
-      ++in[static_cast<std::size_t>(to)];
+      const double us = us_per_byte(o.pod, static_cast<int>(r), to);
+      busy.out[r] += us;
+      busy.in[static_cast<std::size_t>(to)] += us;
     }
   }
-  return std::max(*std::max_element(out.begin(), out.end()),
-                  *std::max_element(in.begin(), in.end()));
+  return busy;
 }
 
 }  // namespace
@@ -57,7 +76,9 @@ LayerRun summarize(const sim::LayerOptions& options, const sim::LayerResult& res
   run.dispatch.lanes = breakdown(result.ranks, &sim::RankTimes::dispatch_lanes);
   run.combine.lanes = breakdown(result.ranks, &sim::RankTimes::combine_lanes);
   run.roles = result.ranks.front().roles;
-  run.received_bytes = rows / ranks * row_bytes(options);
+  run.dispatched_bytes = sim::dispatched_bytes(options);
+  run.moved_bytes =
+      rows / ranks * (static_cast<double>(run.dispatched_bytes) + combined_bytes(options));
   run.bytes_sent = result.bytes_sent;
   run.events = result.events;
   run.wrong_rows = result.wrong_rows;
@@ -66,9 +87,11 @@ LayerRun summarize(const sim::LayerOptions& options, const sim::LayerResult& res
 
 NullModel null_model(const sim::LayerOptions& o) {
   if (o.ranks == 1) return {};
-  const double gb_s = static_cast<double>(std::min(o.pod.port, o.pod.memory));
-  return {.latency = us_of(o.pod.tier(0, o.ranks - 1).latency),
-          .bytes = static_cast<double>(busiest_rows(o)) * row_bytes(o) / gb_s * 1e6};
+  const double latency = us_of(o.pod.tier(0, o.ranks - 1).latency);
+  const double busy = busy_ports(o).most();
+  return {.latency = latency,
+          .dispatch = latency + busy * static_cast<double>(sim::dispatched_bytes(o)),
+          .combine = latency + busy * combined_bytes(o)};
 }
 
 SimGrid::SimGrid(const SimPlan& plan)
@@ -112,7 +135,8 @@ NullModel SimGrid::null(std::size_t tokens) const {
     options.topk_idx = choices_[tokens * plan_.seeds.size() + seed];
     const NullModel one = null_model(options);
     mean.latency += one.latency / n;
-    mean.bytes += one.bytes / n;
+    mean.dispatch += one.dispatch / n;
+    mean.combine += one.combine / n;
   }
   return mean;
 }

@@ -21,7 +21,8 @@ struct LayerRun {
   OperationRun combine;
   double experts = 0;  // us, the mean over ranks
   Roles roles;
-  double received_bytes = 0;  // rows of a rank, on average
+  double moved_bytes = 0;              // of rows that a rank gets and returns, on average
+  std::uint64_t dispatched_bytes = 0;  // of a row
   std::uint64_t bytes_sent = 0;
   std::uint64_t events = 0;
   std::int64_t wrong_rows = 0;
@@ -30,12 +31,11 @@ struct LayerRun {
 LayerRun summarize(const sim::LayerOptions& options, const sim::LayerResult& result);
 
 // What every path waits for: the way to the furthest rank, and the bytes of the busiest rank, one
-// way, at the rate of its port. One operation, in microseconds.
+// way, at the rates of its port. Microseconds.
 struct NullModel {
   double latency = 0;
-  double bytes = 0;  // the time that they take
-
-  double us() const { return latency + bytes; }
+  double dispatch = 0;  // latency + bytes
+  double combine = 0;
 };
 // `options` with their routing.
 NullModel null_model(const sim::LayerOptions& options);
@@ -49,7 +49,7 @@ class SimGrid {
                       std::size_t seed) const {
     return runs_[index(tokens, path, variant, seed)];
   }
-  // Of the first variant, the mean over seeds.
+  // Of the first variant and path, the mean over seeds.
   NullModel null(std::size_t tokens) const;
   std::uint64_t events() const;
 

@@ -80,7 +80,9 @@ void refuse_meaningless(const CLI::App& app, const SimCommand& c, const SimPlan&
 }  // namespace
 
 void add_pod_options(CLI::App& app, SimCommand& c) {
-  app.add_option("--pod", c.pod, "file that describes the pod, e.g. pods/generic.json");
+  app.add_option("--pod", c.pod,
+                 fmt::format("{}; or a file that describes one, FOLDER/NAME.json",
+                             fmt::join(sim::pod_names(), ", ")));
   app.add_option("--variant", c.variant, "the only one of the pod's variants that is run");
   app.add_option("--ranks", c.ranks, "ranks that take part (all of the pod)")
       ->check(CLI::Range(1, 1024));
@@ -97,6 +99,7 @@ void add_pod_options(CLI::App& app, SimCommand& c) {
                  "of pushed rows: auto, put-with-signal, tff-16, tff-128, tff-512, dc, dc:ROWS, sp "
                  "or fence")
       ->capture_default_str();
+  add_scenario_options(app, c.scenario);
 }
 
 void add_run_options(CLI::App& app, SimCommand& c) {
@@ -160,7 +163,8 @@ void check_runs(const SimPlan& plan) {
   }
 }
 
-std::vector<Contender> parse_contenders(const std::string& text, const ProtocolChoice& protocol) {
+std::vector<Contender> parse_contenders(const std::string& text,
+                                        const std::optional<ProtocolChoice>& protocol) {
   std::vector<Contender> all;
   for (const std::string& part : split(text, ',')) {
     const std::size_t colon = part.find(':');
@@ -206,10 +210,14 @@ sim::LayerOptions SimPlan::options(int token_count, const Contender& path,
   o.lanes = lanes == 0 ? o.pod.lanes : lanes;
   o.tokens = token_count;
   o.path = path.path;
-  o.protocol = path.protocol.protocol;
-  o.checksum_rows = path.protocol.checksum_rows;
+  if (path.path == Path::push) o.protocol = o.pod.protocol;
+  if (path.protocol) {
+    o.protocol = path.protocol->protocol;
+    o.checksum_rows = path.protocol->checksum_rows;
+  }
   if (path.path == Path::bsp) o.roles = {};
   o.seed = seed;
+  apply(scenario, o);
   return o;
 }
 
@@ -242,7 +250,8 @@ SimPlan make_plan(const CLI::App& app, const SimCommand& command) {
   plan.base.layout = one_of(c.layout, "--layout", {Layout::rank_major, Layout::expert_major});
   plan.base.moves_rows = c.payload;
   plan.base.roles = parse_roles(c.roles, c.lanes == 0 ? pod.lanes : c.lanes);
-  const ProtocolChoice protocol = protocol_of(c.protocol);
+  std::optional<ProtocolChoice> protocol;
+  if (app.count("--protocol") != 0) protocol = protocol_of(c.protocol);
   if (app.count("--compare") != 0) {
     plan.paths = parse_contenders(c.compare, protocol);
   } else {
@@ -254,6 +263,7 @@ SimPlan make_plan(const CLI::App& app, const SimCommand& command) {
   for (int i = 0; i < c.seeds; ++i) plan.seeds.push_back(c.seed + static_cast<std::uint64_t>(i));
   plan.routing = c.routing;
   plan.tensor = c.tensor;
+  plan.scenario = c.scenario;
   plan.jobs = c.jobs;
   refuse_meaningless(app, c, plan);
   check_runs(plan);

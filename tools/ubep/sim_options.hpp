@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "sim/layer_run.hpp"
 #include "sim/pod.hpp"
 #include "tools/ubep/protocol_option.hpp"
+#include "tools/ubep/sim_scenario.hpp"
 
 namespace CLI {
 class App;
@@ -34,6 +36,7 @@ struct SimCommand {
   std::string routing = "uniform";
   std::string tensor = "topk_idx";
   std::string protocol = "auto";
+  SimScenario scenario;
   std::uint64_t seed = 1;
   int seeds = 1;
   int jobs = 1;
@@ -55,11 +58,12 @@ void add_run_options(CLI::App& app, SimCommand& command);
 struct Contender {
   std::string text;  // as on the command line: "push:tff-512"
   Path path = Path::push;
-  ProtocolChoice protocol;
+  std::optional<ProtocolChoice> protocol;  // none = the pod's, where the path has any
 };
 
 // "bsp,push:tff-512,push"; `protocol` is that of pushes that name none. Throws InputError.
-std::vector<Contender> parse_contenders(const std::string& text, const ProtocolChoice& protocol);
+std::vector<Contender> parse_contenders(const std::string& text,
+                                        const std::optional<ProtocolChoice>& protocol);
 
 // "tokens=8,16"; throws InputError.
 std::vector<int> parse_token_sweep(const std::string& text);
@@ -74,6 +78,7 @@ struct SimPlan {
   std::vector<std::uint64_t> seeds;
   std::string routing;
   std::string tensor;
+  SimScenario scenario;
   int jobs = 1;
 
   // One of the runs, without routing.

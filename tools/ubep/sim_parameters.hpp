@@ -10,7 +10,7 @@
 namespace ubep::tools {
 
 struct PodParameter {
-  std::string name;  // "lane.poll_ns", "tiers[1].latency_ns"
+  std::string name;  // "lane.poll_ns", "tiers.1.latency_ns"
   // Multiplies it, rounds to what the simulator counts in, and keeps it positive.
   std::function<void(sim::Pod&, double)> scale;
 };

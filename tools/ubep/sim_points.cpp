@@ -104,24 +104,27 @@ PathFigures path_figures(const SimPlan& plan, const SimGrid& grid, std::size_t t
   const PathRuns runs(plan, grid, tokens, path);
   PathFigures f;
   f.path = plan.paths[path].text;
-  f.protocol = protocol_text(plan.paths[path].protocol);
   for (std::size_t v = 0; v < plan.variants.size(); ++v) f.variants.push_back(runs.means(v));
   const std::size_t variant = median_variant(plan, f.variants);
   f.variant = plan.variants[variant].name;
+  const sim::LayerOptions options = plan.options(plan.tokens[tokens], plan.paths[path],
+                                                 plan.variants[variant], plan.seeds.front());
+  f.protocol = protocol_text({options.protocol, options.checksum_rows});
+  f.dispatched_bytes = sim::dispatched_bytes(options);
   const std::vector<const LayerRun*> typical = runs.of(variant);
   f.dispatch = figures(typical, &LayerRun::dispatch);
   f.combine = figures(typical, &LayerRun::combine);
   f.dispatch.ensemble = over_variants(plan, [&](std::size_t v) { return f.variants[v].dispatch; });
   f.combine.ensemble = over_variants(plan, [&](std::size_t v) { return f.variants[v].combine; });
   f.roles = typical.front()->roles;
-  double received = 0;
+  double moved = 0;
   for (const LayerRun* run : typical) {
     const auto n = static_cast<double>(typical.size());
     f.bytes_sent += static_cast<double>(run->bytes_sent) / n;
-    received += run->received_bytes / n;
+    moved += run->moved_bytes / n;
   }
   const double us = f.dispatch.mean + f.combine.mean;
-  f.effective_gbps = us == 0 ? 0 : 2 * received / us * 1e-3;
+  f.effective_gbps = us == 0 ? 0 : moved / us * 1e-3;
   f.sync_share = sync_share(f.dispatch.lanes, f.combine.lanes);
   f.wrong_rows = runs.wrong_rows();
   return f;

@@ -40,10 +40,11 @@ struct PathFigures {
   std::string variant;  // the median one by dispatch + combine
   OperationFigures dispatch;
   OperationFigures combine;
-  double effective_gbps = 0;  // of a rank: received rows, there and back, over the time of both
+  double effective_gbps = 0;  // of a rank: rows that it gets and returns, over the time of both
   double sync_share = 0;      // of its lanes' time in both
   Roles roles;
-  double bytes_sent = 0;  // by all ranks
+  double bytes_sent = 0;               // by all ranks
+  std::uint64_t dispatched_bytes = 0;  // of a row
   std::int64_t wrong_rows = 0;
   struct Means {
     double dispatch = 0;

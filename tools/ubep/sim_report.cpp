@@ -11,6 +11,11 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+sim::LayerOptions first_options(const SimPlan& plan) {
+  return plan.options(plan.tokens.front(), plan.paths.front(), plan.variants.front(),
+                      plan.seeds.front());
+}
+
 std::string seeds_text(const SimPlan& plan) {
   return plan.seeds.size() == 1
              ? fmt::format("seed {}", plan.seeds.front())
@@ -46,8 +51,8 @@ void print_table(const std::vector<SimPoint>& points, std::FILE* to) {
       print_operation(path.combine, to);
       fmt::print(to, " {:7.2f} {:5.1f}%\n", path.effective_gbps, path.sync_share * 100);
     }
-    fmt::print(to, "{:>6} {:<16} {:9.2f} {:>59.2f}   latency {:.2f} + bytes {:.2f}\n", point.tokens,
-               "null", point.null.us(), point.null.us(), point.null.latency, point.null.bytes);
+    fmt::print(to, "{:>6} {:<16} {:9.2f} {:>59.2f}   latency {:.2f}\n", point.tokens, "null",
+               point.null.dispatch, point.null.combine, point.null.latency);
   }
 }
 
@@ -124,6 +129,7 @@ Json path_json(const SimPlan& plan, const PathFigures& f, bool lists_variants) {
                {"protocol", f.protocol},
                {"roles", {f.roles.count, f.roles.send, f.roles.receive}},
                {"bytes_sent", f.bytes_sent},
+               {"dispatched_bytes", f.dispatched_bytes},
                {"dispatch_lanes", lanes_json(f.dispatch.lanes)},
                {"combine_lanes", lanes_json(f.combine.lanes)}};
   if (plan.base.moves_rows) json["check"] = {{"wrong_rows", f.wrong_rows}};
@@ -142,9 +148,9 @@ Json point_json(const SimPlan& plan, const SimPoint& point, bool lists_variants)
                {"paths", Json::array()},
                {"reduction_vs_bsp", Json::object()},
                {"null",
-                {{"us", point.null.us()},
-                 {"latency_us", point.null.latency},
-                 {"bytes_us", point.null.bytes}}},
+                {{"dispatch", point.null.dispatch},
+                 {"combine", point.null.combine},
+                 {"latency", point.null.latency}}},
                {"cannot_rank", Json::array()}};
   for (const PathFigures& path : point.paths) {
     json["paths"].push_back(path_json(plan, path, lists_variants));
@@ -167,9 +173,10 @@ std::string shape_text(const SimPlan& plan) {
   const sim::LayerOptions& o = plan.base;
   const sim::Pod& pod = plan.variants.front().pod;
   return fmt::format(
-      "pod {}, {}: {} ranks, {} lanes; top-{} of {} experts, hidden {}, {}, {}, routing {}, {}",
-      pod.name, variants_text(plan), o.ranks, plan.lanes == 0 ? pod.lanes : plan.lanes, o.topk,
-      o.experts, o.hidden, name(o.dtype), name(o.layout), plan.routing, seeds_text(plan));
+      "pod {}{}, {}: {} ranks, {} lanes; top-{} of {} experts, hidden {}, {}, {}, routing {}, {}{}",
+      pod.name, pod.projection ? " (a projection)" : "", variants_text(plan), o.ranks,
+      plan.lanes == 0 ? pod.lanes : plan.lanes, o.topk, o.experts, o.hidden, name(o.dtype),
+      name(o.layout), plan.routing, seeds_text(plan), scenario_text(first_options(plan)));
 }
 
 Json config_json(const SimPlan& plan) {
@@ -181,6 +188,7 @@ Json config_json(const SimPlan& plan) {
                {"dtype", name(o.dtype)},  {"layout", name(o.layout)},
                {"routing", plan.routing}, {"roles", {o.roles.count, o.roles.send, o.roles.receive}},
                {"payload", o.moves_rows}, {"seeds", plan.seeds}};
+  add_scenario(first_options(plan), json);
   for (const Contender& path : plan.paths) json["paths"].push_back(path.text);
   for (const sim::PodVariant& variant : plan.variants) {
     json["variants"].push_back({{"variant", variant.name}, {"weight", variant.weight}});

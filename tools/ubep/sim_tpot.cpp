@@ -43,6 +43,7 @@ class Tpot {
         model_(find_model(command.sim.preset)),
         knows_layer_(app.count("--layer-us") != 0),
         variants_(find_variants(command.sim)) {
+    if (app.count("--protocol") != 0) protocol_ = protocol_of(command.sim.protocol);
     const TpotSweep sweep = parse_tpot_sweep(command.sweep);
     if (app.count("--ranks") != 0 && !sweep.ranks.empty()) {
       throw InputError("--ranks has no meaning with --sweep ranks=");
@@ -125,7 +126,8 @@ class Tpot {
     plan.base.expert_row = time_of(command_.expert_us / rows);
     plan.lanes = c.lanes;
     plan.variants = variants_;
-    plan.paths = parse_contenders("bsp,push", protocol_of(c.protocol));
+    plan.paths = parse_contenders("bsp,push", protocol_);
+    plan.scenario = c.scenario;
     plan.tokens = {tokens / command_.micro_batches};
     for (int i = 0; i < c.seeds; ++i) plan.seeds.push_back(c.seed + static_cast<std::uint64_t>(i));
     plan.routing = c.routing;
@@ -227,6 +229,7 @@ class Tpot {
   ModelShape model_;
   bool knows_layer_;
   std::vector<sim::PodVariant> variants_;
+  std::optional<ProtocolChoice> protocol_;
   std::vector<int> ranks_;
   std::vector<int> tokens_;
   std::uint64_t events_ = 0;

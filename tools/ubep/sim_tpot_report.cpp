@@ -23,10 +23,12 @@ void print_head(const TpotCommand& c, const SimPlan& plan, const TpotResult& res
   const sim::Pod& pod = plan.variants.front().pod;
   fmt::print(to,
              "{} on {}: {} layers, {} of them dense; {} experts, top-{}, hidden {}, {}; {} lanes, "
-             "routing {}, seeds {} to {}, {} variants\n",
+             "routing {}, seeds {} to {}, {} variants{}\n",
              m.name, pod.name, m.layers, m.dense_layers, m.experts, m.topk, m.hidden,
              name(plan.base.dtype), plan.lanes == 0 ? pod.lanes : plan.lanes, plan.routing,
-             plan.seeds.front(), plan.seeds.back(), plan.variants.size());
+             plan.seeds.front(), plan.seeds.back(), plan.variants.size(),
+             scenario_text(plan.options(plan.tokens.front(), plan.paths.front(),
+                                        plan.variants.front(), plan.seeds.front())));
   fmt::print(to,
              "arrival jitter: exponential, mean {} us; experts {} us at the mean load; {} "
              "micro-batches\n",
@@ -131,6 +133,8 @@ void print_tpot(const TpotCommand& c, const SimPlan& plan, const TpotResult& res
 
 Json tpot_json(const TpotCommand& c, const SimPlan& plan, const TpotResult& result) {
   const ModelShape& m = result.model;
+  const sim::LayerOptions push = plan.options(plan.tokens.front(), plan.paths.back(),
+                                              plan.variants.front(), plan.seeds.front());
   Json json = {{"schema", "ubep-sim-tpot/1"},
                {"pod", plan.variants.front().pod.name},
                {"model", m.name},
@@ -142,13 +146,14 @@ Json tpot_json(const TpotCommand& c, const SimPlan& plan, const TpotResult& resu
                  {"hidden", m.hidden},
                  {"dtype", name(plan.base.dtype)},
                  {"lanes", plan.lanes == 0 ? plan.variants.front().pod.lanes : plan.lanes},
-                 {"protocol", protocol_text(plan.paths.back().protocol)},
+                 {"protocol", protocol_text({push.protocol, push.checksum_rows})},
                  {"routing", plan.routing},
                  {"seeds", plan.seeds},
                  {"jitter_us", c.jitter_us},
                  {"expert_us", c.expert_us},
                  {"micro_batches", c.micro_batches}}},
                {"points", Json::array()}};
+  add_scenario(push, json["config"]);
   if (c.limit_ms != 0) json["config"]["tpot_limit_ms"] = c.limit_ms;
   for (const sim::PodVariant& variant : plan.variants) {
     json["config"]["variants"].push_back({{"variant", variant.name}, {"weight", variant.weight}});

@@ -135,33 +135,54 @@ TEST(NullModelTest, IsTheBusiestRanksBytesAndTheFurthestWay) {
   o.topk_idx = {{0, 2, 1, 2}, {2, -1, 1, -1}, {2, -1, 2, -1}};
   const NullModel null = null_model(o);
   EXPECT_DOUBLE_EQ(null.latency, 1);
-  EXPECT_DOUBLE_EQ(null.bytes, 3 * 1000 / 1e3);  // 1 GB/s
-  EXPECT_DOUBLE_EQ(null.us(), 4);
+  EXPECT_DOUBLE_EQ(null.dispatch, 1 + 3 * 1000 / 1e3);  // 1 GB/s
+  EXPECT_DOUBLE_EQ(null.combine, null.dispatch);
+  o.record_bytes = 100;
+  EXPECT_DOUBLE_EQ(null_model(o).dispatch, 1 + 3 * 100 / 1e3);
+  EXPECT_DOUBLE_EQ(null_model(o).combine, 4);
+  o.pod.background = 500'000'000;
+  EXPECT_DOUBLE_EQ(null_model(o).combine, 1 + 2 * 3);
+  o.pod.tiers[0].rate = 250'000'000;
+  EXPECT_DOUBLE_EQ(null_model(o).combine, 1 + 8 * 3);
+  o.pod.background = o.pod.tiers[0].rate = 0;
   // Two choices on one rank are one row.
   o.layout = Layout::rank_major;
   o.experts = 6;
   o.topk_idx = {{4, 5, 4, 5}, {0, 1, 0, 1}, {4, 5, 4, 5}};
-  EXPECT_DOUBLE_EQ(null_model(o).bytes, 2 * 1000 / 1e3);
+  EXPECT_DOUBLE_EQ(null_model(o).combine, 1 + 2 * 1000 / 1e3);
   o.layout = Layout::expert_major;
-  EXPECT_DOUBLE_EQ(null_model(o).bytes, 4 * 1000 / 1e3);
+  EXPECT_DOUBLE_EQ(null_model(o).combine, 1 + 4 * 1000 / 1e3);
   o.ranks = 1;
   o.topk_idx.resize(1);
-  EXPECT_DOUBLE_EQ(null_model(o).us(), 0);
+  EXPECT_DOUBLE_EQ(null_model(o).dispatch, 0);
 }
 
 TEST(SimOptionsTest, ContendersMayCarryAProtocol) {
-  const auto all = parse_contenders("bsp,push,push:tff-512,push:dc:7,pull", {Protocol::fence, 0});
+  const auto all =
+      parse_contenders("bsp,push,push:tff-512,push:dc:7,pull", ProtocolChoice{Protocol::fence, 0});
   ASSERT_EQ(all.size(), 5U);
   EXPECT_EQ(all[0].path, Path::bsp);
-  EXPECT_EQ(all[0].protocol.protocol, Protocol::automatic);
-  EXPECT_EQ(all[1].protocol.protocol, Protocol::fence);
-  EXPECT_EQ(all[2].protocol.protocol, Protocol::token_flag_512);
+  EXPECT_FALSE(all[0].protocol);
+  EXPECT_EQ(all[1].protocol->protocol, Protocol::fence);
+  EXPECT_EQ(all[2].protocol->protocol, Protocol::token_flag_512);
   EXPECT_EQ(all[2].text, "push:tff-512");
-  EXPECT_EQ(all[3].protocol.checksum_rows, 7);
+  EXPECT_EQ(all[3].protocol->checksum_rows, 7);
   EXPECT_INPUT_ERROR(parse_contenders("bsp:fence", {}), "path bsp has no protocol");
   EXPECT_INPUT_ERROR(parse_contenders("push,push", {}), "'push' is there twice");
   EXPECT_INPUT_ERROR(parse_contenders("push,", {}), "--compare: ''");
   EXPECT_INPUT_ERROR(parse_contenders("push:soon", {}), "--protocol: 'soon'");
+}
+
+TEST(SimOptionsTest, PushTakesThePodsProtocolUnlessItNamesOne) {
+  SimPlan plan = small_plan();
+  plan.variants[0].pod.protocol = Protocol::sentinel;
+  const auto protocol_of_path = [&](std::size_t path, std::size_t variant) {
+    return plan.options(4, plan.paths[path], plan.variants[variant], 1).protocol;
+  };
+  EXPECT_EQ(protocol_of_path(0, 0), Protocol::automatic);  // bsp
+  EXPECT_EQ(protocol_of_path(1, 0), Protocol::sentinel);
+  EXPECT_EQ(protocol_of_path(1, 1), Protocol::automatic);
+  EXPECT_EQ(protocol_of_path(2, 0), Protocol::fence);
 }
 
 TEST(SimOptionsTest, SweepsAreOfTokens) {

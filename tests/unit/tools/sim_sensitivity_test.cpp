@@ -21,7 +21,7 @@ TEST(PodParametersTest, AreThoseThatAreNotZero) {
   std::vector<std::string> names;
   for (const PodParameter& p : parameters_of(pod)) names.push_back(p.name);
   EXPECT_EQ(names, (std::vector<std::string>{"port_gb_s", "memory_gb_s", "block_bytes",
-                                             "tiers[0].latency_ns", "lane.poll_ns"}));
+                                             "tiers.0.latency_ns", "lane.poll_ns"}));
 }
 
 TEST(PodParametersTest, EachScalesOneNumber) {
@@ -37,7 +37,7 @@ TEST(PodParametersTest, EachScalesOneNumber) {
   };
   EXPECT_EQ(scaled("port_gb_s", 0.8).port, pod.port * 4 / 5);
   EXPECT_EQ(scaled("port_gb_s", 0.8).memory, pod.memory);
-  EXPECT_EQ(scaled("tiers[1].uplink_gb_s", 1.2).tiers[1].uplink, pod.tiers[1].uplink * 6 / 5);
+  EXPECT_EQ(scaled("tiers.1.uplink_gb_s", 1.2).tiers[1].uplink, pod.tiers[1].uplink * 6 / 5);
   EXPECT_EQ(scaled("lane.barrier_ns", 1.2).lane.barrier, pod.lane.barrier * 6 / 5);
   EXPECT_EQ(scaled("lane.poll_ns", 0).lane.poll, 1U);
 }
