@@ -33,6 +33,7 @@ class Links::Server final : public Agent {
   Server(Links& links, std::vector<std::uint64_t> rates, std::size_t flows)
       : links_(links), rates_(std::move(rates)), flows_(flows) {
     for (std::size_t i = 0; i < links.pod_.tiers.size(); ++i) pipes_.emplace_back(links);
+    for (const std::uint64_t rate : rates_) block_times_.push_back(time_of(links.pod_.block, rate));
   }
   Server(Links& links, std::uint64_t rate, std::size_t flows)
       : Server(links, std::vector<std::uint64_t>(links.pod_.tiers.size(), rate), flows) {}
@@ -79,8 +80,8 @@ class Links::Server final : public Agent {
     Travel& t = links_.travels_[travel];
     const bool last = ++t.passed[hop_of(t)] == t.blocks;
     busy_ = true;
-    const std::uint64_t bytes = last ? t.last_bytes : links_.pod_.block;
-    links_.queue_.at(links_.queue_.now() + time_of(bytes, rates_[t.tier]), *this, travel);
+    const Time time = last ? time_of(t.last_bytes, rates_[t.tier]) : block_times_[t.tier];
+    links_.queue_.at(links_.queue_.now() + time, *this, travel);
   }
 
   void pass_on(std::uint32_t travel) {
@@ -102,6 +103,7 @@ class Links::Server final : public Agent {
 
   Links& links_;
   std::vector<std::uint64_t> rates_;
+  std::vector<Time> block_times_;  // of a whole block of each tier
   std::vector<Flow> flows_;
   Fifo<std::uint32_t> turns_;  // flows that have blocks here, but for the one that is served
   std::vector<Pipe> pipes_;    // [tiers] to the last servers

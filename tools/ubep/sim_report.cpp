@@ -27,11 +27,6 @@ std::string roles_text(const PathFigures& path) {
   return fmt::format("{}:{}:{}", r.count, r.send, r.receive);
 }
 
-std::string variants_text(const SimPlan& plan) {
-  return plan.variants.size() == 1 ? "variant " + plan.variants.front().name
-                                   : fmt::format("{} variants", plan.variants.size());
-}
-
 void print_operation(const OperationFigures& f, std::FILE* to) {
   fmt::print(to, " {:9.2f} {:9.2f} {:9.2f} {:9.2f} {:9.2f} {:9.2f}", f.mean, f.ensemble.low,
              f.ensemble.high, f.p50, f.p99, f.max_lane);
@@ -58,6 +53,7 @@ void print_table(const std::vector<SimPoint>& points, std::FILE* to) {
 
 void print_comparisons(const std::vector<SimPoint>& points, std::FILE* to) {
   const auto share = [](const Interval& i) {
+    if (i.low == i.high) return fmt::format("{:5.1f} %", i.mid * 100);
     return fmt::format("{:5.1f} % [{:.1f} to {:.1f}]", i.mid * 100, i.low * 100, i.high * 100);
   };
   for (const SimPoint& point : points) {
@@ -168,6 +164,11 @@ Json point_json(const SimPlan& plan, const SimPoint& point, bool lists_variants)
 }
 
 }  // namespace
+
+std::string variants_text(const SimPlan& plan) {
+  return plan.variants.size() == 1 ? "variant " + plan.variants.front().name
+                                   : fmt::format("{} variants", plan.variants.size());
+}
 
 std::string shape_text(const SimPlan& plan) {
   const sim::LayerOptions& o = plan.base;

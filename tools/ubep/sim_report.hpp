@@ -17,6 +17,8 @@ struct SimCost {
   std::uint64_t events = 0;
 };
 
+// "variant base", or how many.
+std::string variants_text(const SimPlan& plan);
 // "pod generic: 64 ranks, ...": what all points have in common.
 std::string shape_text(const SimPlan& plan);
 nlohmann::ordered_json config_json(const SimPlan& plan);

@@ -6,12 +6,16 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "tools/ubep/sim_report.hpp"
+
 namespace ubep::tools {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
+// Without an interval where there is none: one variant, or all alike.
 std::string text_of(const Interval& i) {
+  if (i.low == i.high) return fmt::format("{:.2f}", i.mid);
   return fmt::format("{:.2f} [{:.2f} to {:.2f}]", i.mid, i.low, i.high);
 }
 
@@ -23,16 +27,14 @@ void print_head(const TpotCommand& c, const SimPlan& plan, const TpotResult& res
   const sim::Pod& pod = plan.variants.front().pod;
   fmt::print(to,
              "{} on {}: {} layers, {} of them dense; {} experts, top-{}, hidden {}, {}; {} lanes, "
-             "routing {}, seeds {} to {}, {} variants{}\n",
+             "routing {}, seeds {} to {}, {}{}\n",
              m.name, pod.name, m.layers, m.dense_layers, m.experts, m.topk, m.hidden,
              name(plan.base.dtype), plan.lanes == 0 ? pod.lanes : plan.lanes, plan.routing,
-             plan.seeds.front(), plan.seeds.back(), plan.variants.size(),
+             plan.seeds.front(), plan.seeds.back(), variants_text(plan),
              scenario_text(plan.options(plan.tokens.front(), plan.paths.front(),
                                         plan.variants.front(), plan.seeds.front())));
-  fmt::print(to,
-             "arrival jitter: exponential, mean {} us; experts {} us at the mean load; {} "
-             "micro-batches\n",
-             c.jitter_us, c.expert_us, c.micro_batches);
+  fmt::print(to, "arrival jitter: exponential, mean {} us; experts {} us at the mean load; {}\n",
+             c.jitter_us, c.expert_us, c.micro_batches == 1 ? "one batch" : "two micro-batches");
 }
 
 void print_experts(const TpotResult& result, std::FILE* to) {
