@@ -29,47 +29,79 @@ OpLine EngineImpl<F>::next_line(const HandleState& h, OpKind kind) {
   return line;
 }
 
+// All peers have been told, or read it where it is.
 template <Fabric F>
 void EngineImpl<F>::publish(Op& op) {
-  const bool has_record = op.line.kind == OpKind::dispatch && !op.cached;
-  publish_op_line(op.line, has_record ? op.handle : nullptr);
+  if (op.tell_shares == 0) {
+    write_op_line(op);
+    for (int r = 0; r < config_.size && !fabric_.facts().mapped; ++r) tell_peer(op, r);
+  }
+  // publishes: the rest of the op line, to agree_on_op() of every peer; without the order a peer
+  // would compare with the line of 4N operations ago.
+  fabric_.store_flag(own().op(op.line.seq), op.line.seq);
   op.published = true;
 }
 
-// `record`: whose handle's peers will read a record, too.
 template <Fabric F>
-void EngineImpl<F>::publish_op_line(const OpLine& line, const HandleState* record) {
-  const Range range{own().op(line.seq), sizeof(OpLine)};
+void EngineImpl<F>::write_op_line(const Op& op) {
+  const Range range{own().op(op.line.seq), sizeof(OpLine)};
   std::byte* place = fabric_.claim(range);
-  constexpr std::size_t kSeq = sizeof(line.seq);
-  std::memcpy(place + kSeq, reinterpret_cast<const std::byte*>(&line) + kSeq, sizeof(line) - kSeq);
+  constexpr std::size_t kSeq = sizeof(op.line.seq);
+  std::memcpy(place + kSeq, reinterpret_cast<const std::byte*>(&op.line) + kSeq,
+              sizeof(OpLine) - kSeq);
   fabric_.commit(range, Store::near);
-  if (!fabric_.facts().mapped) replicate_line(range, record);
-  // publishes: the rest of the op line, to agree_on_op() of every peer; without the order a peer
-  // would compare with the line of 4N operations ago.
-  fabric_.store_flag(range.offset, line.seq);
 }
 
-// What each peer will read of an operation, ahead of its words.
 template <Fabric F>
-void EngineImpl<F>::replicate_line(Range line, const HandleState* record) {
-  for (int r = 0; r < config_.size; ++r) {
+void EngineImpl<F>::begin_telling(Op& op) {
+  write_op_line(op);
+  const int shares = is_bulk(*op.handle->routed) ? lanes_ : std::max(roles_.count, 1);
+  op.tell_shares = deal_peers(op.tell, shares);
+}
+
+// Any lane.
+template <Fabric F>
+int EngineImpl<F>::tell_share(Op& op, Tile& share) {
+  int done = 0;
+  for (int r = static_cast<int>(share.peer); r < config_.size; r += op.tell_shares) {
     if (r == rank_) continue;
-    std::array<Range, 4> ranges = {line};
-    std::size_t count = 1;
-    if (record != nullptr) {
-      const SendPlan& plan = record->routed->send;
-      const auto rank = static_cast<std::size_t>(r);
-      const Range head = own().offsets(record->slot);
-      ranges[count++] = {head.offset + rank * 4, 8};
-      ranges[count++] =
-          own().entries(record->slot, plan.off[rank], plan.off[rank + 1] - plan.off[rank]);
-      if (config_.push && is_by_expert(record->routed->shape.layout)) {
-        ranges[count++] = own().counts(record->slot, plan.group_rows.size());
-      }
-    }
-    fabric_.replicate(r, std::span(ranges.data(), count));
+    tell_peer(op, r);
+    ++share.next;
+    ++done;
   }
+  return done;
+}
+
+// What rank r will read of an operation, ahead of its words; in bsp also that its rows are there.
+template <Fabric F>
+void EngineImpl<F>::tell_peer(Op& op, int r) {
+  if (r == rank_) return;
+  const Routed& routed = *op.handle->routed;
+  const auto rank = static_cast<std::size_t>(r);
+  const int slot = op.handle->slot;
+  const bool dispatching = op.line.kind == OpKind::dispatch;
+  std::array<Range, 4> ranges = {Range{own().op(op.line.seq), sizeof(OpLine)}};
+  std::size_t count = 1;
+  if (dispatching && !op.cached) {
+    const SendPlan& plan = routed.send;
+    ranges[count++] = {own().offsets(slot).offset + rank * 4, 8};
+    ranges[count++] = own().entries(slot, plan.off[rank], plan.off[rank + 1] - plan.off[rank]);
+    if (config_.push && is_by_expert(routed.shape.layout)) {
+      ranges[count++] = own().counts(slot, plan.group_rows.size());
+    }
+  }
+  fabric_.replicate(r, std::span(ranges.data(), count));
+  if (op.tell_shares == 0 || !dispatching || !is_bulk(routed)) return;
+  if (routed.outgoing[rank].num_rows() == 0) return;
+  // publishes: all my rows of this epoch, to has_sent() and look_for_rows() of their owner.
+  fabric_.signal(r, own().sent(slot, r), op.line.epoch);
+}
+
+// An operation that is released tells everything at once.
+template <Fabric F>
+void EngineImpl<F>::finish_telling(Op& op) {
+  (void)op.tell.run([&](Tile& share) { return tell_share(op, share); });
+  if (!op.published) publish(op);
 }
 
 // Waits (across calls) for op line `seq` of rank q and compares it. True once q agrees.
@@ -187,9 +219,14 @@ Status EngineImpl<F>::describe_wait(const HandleState& handle) const {
   Status status = status_of(*op, Code::not_ready);
   status.missing = op->waiting.low();
   RankSet coming = op->coming;
+  const bool outputs = op->line.kind == OpKind::combine;
+  const auto end_of = [&](int q) {
+    return outputs ? layout(q).out(handle.slot) : layout(q).sent(handle.slot, rank_);
+  };
+  const std::uint64_t end = (outputs ? 2 : 1) * op->line.epoch;
   op->decoding.for_each([&](int q) {
     // acquires: nothing; whose rows may be missing.
-    if (fabric_.load_flag(q, layout(q).sent(handle.slot, rank_)) < op->line.epoch) coming.insert(q);
+    if (fabric_.load_flag(q, end_of(q)) < end) coming.insert(q);
   });
   if (op->waiting.empty() && !(op->unplaced.empty() && coming.empty())) {
     const bool bases = !op->unplaced.empty();
@@ -197,11 +234,10 @@ Status EngineImpl<F>::describe_wait(const HandleState& handle) const {
     const int q = missing.first();
     status.missing = missing.low();
     status.peer = static_cast<std::int16_t>(q);
-    status.word = bases ? Word::base : Word::sent;
-    status.expected = op->line.epoch;
-    const SegmentLayout& l = layout(q);
+    status.word = bases ? Word::base : outputs ? Word::out : Word::sent;
+    status.expected = bases ? op->line.epoch : end;
     // acquires: nothing; only the value is shown.
-    status.seen = fabric_.load_flag(q, bases ? l.base(handle.slot) : l.sent(handle.slot, rank_));
+    status.seen = fabric_.load_flag(q, bases ? layout(q).base(handle.slot) : end_of(q));
     return status;
   }
   if (op->waiting.empty()) {

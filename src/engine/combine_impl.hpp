@@ -11,8 +11,9 @@ struct TokenRows {
   std::array<float, kMaxTopk> weights;
   std::array<std::uint8_t, kMaxTopk> ends;
   std::size_t count = 0;
-  bool complete = true;  // no row was lost
-  MissingRow missing;    // one that is still being fetched
+  bool complete = true;          // no row was lost
+  MissingRow missing;            // one that is still being fetched
+  std::byte* scratch = nullptr;  // for rows that must be taken out of their blocks
 };
 
 template <Fabric F>
@@ -33,11 +34,11 @@ Status EngineImpl<F>::start_combine(HandleState& h, const CombineArgs& args) {
   split_roles(op);
   bind_outputs(op, args.y);
   op.published = false;
-  if (!counts_later(*h.routed)) publish(op);
+  tells_in_shares(*h.routed) ? begin_telling(op) : publish(op);
   add_output_tiles(op);
   const auto rows = static_cast<std::uint64_t>(h.routed->receive.num_rows);
   if (rows * stride_of(h) <= start_bytes()) (void)run_send_tiles(op);
-  (void)announce_outputs(op);
+  if (are_acknowledged(op)) (void)announce_outputs(op);
   note_awaited(1);
   return {};
 }
@@ -112,12 +113,7 @@ int EngineImpl<F>::send_outputs(Op& op, Tile& tile) {
     done += bytes;
     if (limit != 0 && row >= (group + 1) * limit) continue;  // beyond the expert's capacity
     if (back) {
-      const std::uint64_t first = h.routed->first_entry[tile.peer];
-      const Range range = layout(q).back(h.slot, stride, first + tile.next, 1);
-      std::byte* to = fabric_.claim_at(q, range);
-      owner ? sum_choices(op, q, tile.next, to)
-            : copy_row(h.store, to, op.own_y.row(static_cast<std::int64_t>(row)), bytes);
-      fabric_.commit_at(q, range, h.store);
+      return_row(op, tile, row);
       continue;
     }
     const Range range = own().y(h.slot, stride, row, 1);
@@ -131,6 +127,41 @@ int EngineImpl<F>::send_outputs(Op& op, Tile& tile) {
   owner ? fabric_.work({Work::Kind::reduce, done}) : op.copied.add_relaxed(done);
   fabric_.order(Ordering::before_flag);  // orders: this lane's streamed rows before the tile's end
   return static_cast<int>(tile.end - begin);
+}
+
+// Puts an output into the inbox of its source.
+template <Fabric F>
+void EngineImpl<F>::return_row(const Op& op, const Tile& tile, std::uint64_t row) {
+  HandleState& h = *op.handle;
+  const auto q = static_cast<int>(tile.peer);
+  const bool owner = h.routed->options.weighting == Weighting::owner;
+  const std::uint64_t stride = stride_of(h);
+  const std::uint64_t entry = h.routed->first_entry[tile.peer] + std::uint64_t{tile.next};
+  const std::byte* from = op.own_y.row(static_cast<std::int64_t>(row));
+  if (returns_encoded(*h.routed)) {
+    std::byte* sum = slot_of(h).area->rows.data() + row * stride;  // nobody reads the row any more
+    if (owner) sum_choices(op, q, tile.next, sum);
+    return return_encoded(op, q, entry, owner ? sum : from);
+  }
+  const Range range = layout(q).back(h.slot, stride, entry, 1);
+  std::byte* to = fabric_.claim_at(q, range);
+  owner ? sum_choices(op, q, tile.next, to)
+        : copy_row(h.store, to, from, static_cast<std::size_t>(h.x.row_bytes()));
+  fabric_.commit_at(q, range, h.store);
+}
+
+// With fence, outputs are told of once the fabric has said that they are there.
+template <Fabric F>
+bool EngineImpl<F>::are_acknowledged(const Op& op) {
+  const Routed& routed = *op.handle->routed;
+  if (!is_acknowledged_ || is_bulk(routed) || !returns(routed) || op.announced) return true;
+  if (!op.send.idle()) return false;
+  for (int q = 0; q < config_.size; ++q) {
+    if (q == rank_ || lost_.contains(q)) continue;
+    const bool got = routed.receive.sources[static_cast<std::size_t>(q)].num_rows() != 0;
+    if (got && !fabric_.flushed(q)) return false;
+  }
+  return true;
 }
 
 // Once all own outputs are stored. Returns whether it told so now.
@@ -147,13 +178,17 @@ int EngineImpl<F>::announce_outputs(Op& op) {
 template <Fabric F>
 int EngineImpl<F>::advance_combine(Op& op) {
   HandleState& h = *op.handle;
-  if (!op.published) publish(op);
-  int done = announce_outputs(op);
+  if (!op.published && op.tell.idle()) publish(op);
+  int done = are_acknowledged(op) ? announce_outputs(op) : 0;
+  const bool encoded = returns_encoded(*h.routed);
   bool changed = false;
   op.waiting.for_each([&](int q) {
-    if (advance_owner(op, q)) op.waiting.erase(q);
+    const bool advanced = advance_owner(op, q);
+    if (advanced) op.waiting.erase(q);
+    if (advanced && encoded && q != rank_) op.decoding.insert(q);
     changed = changed || !op.waiting.contains(q);  // ready, or given up
   });
+  if (op.decoding.meets(lost_)) done += look_at_lost_owners(op);
   if (!failed_.ok()) return done;
   if (changed) {
     ++done;
@@ -171,9 +206,10 @@ int EngineImpl<F>::advance_combine(Op& op) {
     op.placed = true;
     ++done;
   }
-  if (op.sent && op.placed && op.waiting.empty() && op.receive.idle()) {
+  if (op.published && op.sent && op.placed && op.waiting.empty() && op.receive.idle()) {
     // publishes: all my reads of this epoch are over, to next_slot() of every peer; without the
     // order they would overwrite rows that are still being summed.
+    if (encoded) tidy_returned(op);
     fabric_.store_flag(own().done(h.slot), h.epoch);
     end_lease(h);
     finish(op);
@@ -195,6 +231,7 @@ bool EngineImpl<F>::advance_owner(Op& op, int q) {
   }
   const std::uint64_t out = layout(q).out(op.handle->slot);
   if (stage == Op::kOpLine && agree_on_op(op, q)) stage = Op::kAnnouncement;
+  if (stage == Op::kAnnouncement && returns_encoded(*op.handle->routed)) stage = Op::kRecord;
   // acquires: nothing; a release without combine starts no operation, so only `out` tells of it.
   const bool released = stage == Op::kOpLine && fabric_.load_flag(q, out) > 2 * op.line.epoch;
   if ((stage == Op::kAnnouncement || released) && announced(op, q, {out, 2 * op.line.epoch})) {
@@ -266,10 +303,12 @@ bool EngineImpl<F>::bases_fit(Op& op, int q) {
 
 // Where the outputs of a row that this rank sent to `owner` are; null while they are being fetched.
 template <Fabric F>
-const std::byte* EngineImpl<F>::output_row(Op& op, int owner, std::uint64_t row) {
+const std::byte* EngineImpl<F>::output_row(Op& op, int owner, std::uint64_t row,
+                                           std::byte* scratch) {
   HandleState& h = *op.handle;
   const std::uint64_t stride = stride_of(h);
   if (owner != rank_) {
+    if (returns_encoded(*h.routed)) return take_returned(op, owner, row, scratch);
     if (returns(*h.routed)) {
       return fabric_.inbox(own().back(h.slot, stride, row, 1));
     }
@@ -282,6 +321,14 @@ const std::byte* EngineImpl<F>::output_row(Op& op, int owner, std::uint64_t row)
   return fabric_.claim(own().y(h.slot, stride, row, 1));
 }
 
+// Such a row had no place at its expert.
+template <Fabric F>
+bool EngineImpl<F>::is_beyond(const Op& op, const RowRef& ref) const {
+  const std::uint64_t capacity =
+      ref.rank == rank_ ? op.line.capacity : op.theirs[ref.rank].capacity;
+  return capacity != 0 && row_of(op, ref) >= (ref.group + std::uint64_t{1}) * capacity;
+}
+
 // Collects the addresses of a token's rows. False while one of them is not there; all are asked
 // for.
 template <Fabric F>
@@ -289,7 +336,9 @@ bool EngineImpl<F>::gather_token(Op& op, std::uint32_t token, TokenRows& out) {
   HandleState& h = *op.handle;
   const SendPlan& plan = h.routed->send;
   // Most often the row that was missing last time still is: that is one look instead of many.
-  if (out.missing.rank >= 0 && output_row(op, out.missing.rank, out.missing.row) == nullptr) {
+  if (out.missing.rank >= 0 &&
+      !op.lost.load_acquire(out.missing.rank) &&  // acquires: nothing; that it will not come
+      output_row(op, out.missing.rank, out.missing.row, out.scratch) == nullptr) {
     return false;
   }
   out.missing = {};
@@ -307,11 +356,8 @@ bool EngineImpl<F>::gather_token(Op& op, std::uint32_t token, TokenRows& out) {
       if (!h.routed->shape.every_token || plan.has_entry(ref.rank, token)) out.complete = false;
       continue;
     }
-    const std::uint64_t row =
-        std::uint64_t{op.bases[op.first_base[ref.rank] + ref.group]} + ref.index;
-    const std::uint64_t capacity =
-        ref.rank == rank_ ? op.line.capacity : op.theirs[ref.rank].capacity;
-    if (capacity != 0 && row >= (ref.group + std::uint64_t{1}) * capacity) {
+    const std::uint64_t row = row_of(op, ref);
+    if (is_beyond(op, ref)) {
       out.complete = false;  // it had no place at its expert
       if (open && !plan.group_end.empty() && plan.group_end[i] != 0) {
         out.ends[out.count - 1] = 1;  // its partial sum ends at the last row that is there
@@ -319,7 +365,8 @@ bool EngineImpl<F>::gather_token(Op& op, std::uint32_t token, TokenRows& out) {
       }
       continue;
     }
-    const std::byte* address = output_row(op, ref.rank, row);
+    std::byte* scratch = out.scratch + (out.scratch == nullptr ? 0 : out.count * stride_of(h));
+    const std::byte* address = output_row(op, ref.rank, row, scratch);
     if (address == nullptr) {
       out.missing = {ref.rank, row};
       all_here = false;
@@ -337,13 +384,13 @@ bool EngineImpl<F>::gather_token(Op& op, std::uint32_t token, TokenRows& out) {
 }
 
 template <Fabric F>
-int EngineImpl<F>::reduce_tokens(Op& op, Tile& tile) {
+int EngineImpl<F>::reduce_tokens(Op& op, Tile& tile, int lane) {
   HandleState& h = *op.handle;
   const SendPlan& plan = h.routed->send;
   const std::uint32_t begin = tile.next;
   const bool weighted = is_by_expert(h.routed->options.layout);
-  const bool back = returns(*h.routed);
   TokenRows token;
+  if (!scratch_.empty()) token.scratch = scratch_[static_cast<std::size_t>(lane)].data();
   token.missing = tile.missing;
   for (; tile.next < tile.end; ++tile.next) {
     if (!gather_token(op, tile.next, token)) break;
@@ -355,18 +402,27 @@ int EngineImpl<F>::reduce_tokens(Op& op, Tile& tile) {
     fabric_.work({Work::Kind::reduce, token.count * static_cast<std::uint64_t>(h.x.row_bytes())});
     if (fabric_.facts().moves_rows) sum_rows(sum, op.args.out.row(tile.next));
     h.valid[tile.next] = token.complete ? 1 : 0;
-    if (fabric_.facts().mapped) continue;
-    for (std::uint32_t i = plan.ref_begin[tile.next]; i < plan.ref_begin[tile.next + 1]; ++i) {
-      const RowRef ref = plan.refs[i];
-      // acquires: who is absent, as gather_token() saw it.
-      if (ref.rank == rank_ || back || op.lost.load_acquire(ref.rank)) continue;
-      const std::uint64_t row =
-          std::uint64_t{op.bases[op.first_base[ref.rank] + ref.group]} + ref.index;
-      fabric_.release(ref.rank, layout(ref.rank).y(h.slot, stride_of(h), row, 1));
-    }
+    let_go(op, tile.next);
   }
   tile.missing = token.missing;
   return static_cast<int>(tile.next - begin);
+}
+
+// The rows of a token that has been summed.
+template <Fabric F>
+void EngineImpl<F>::let_go(const Op& op, std::uint32_t token) {
+  const HandleState& h = *op.handle;
+  const bool encoded = returns_encoded(*h.routed);
+  if (fabric_.facts().mapped || (returns(*h.routed) && !encoded)) return;
+  const SendPlan& plan = h.routed->send;
+  for (std::uint32_t i = plan.ref_begin[token]; i < plan.ref_begin[token + 1]; ++i) {
+    const RowRef ref = plan.refs[i];
+    // acquires: who is absent, as gather_token() saw it.
+    if (ref.rank == rank_ || op.lost.load_acquire(ref.rank) || is_beyond(op, ref)) continue;
+    const std::uint64_t row = row_of(op, ref);
+    encoded ? free_returned(op, ref.rank, row)
+            : fabric_.release(ref.rank, layout(ref.rank).y(h.slot, stride_of(h), row, 1));
+  }
 }
 
 }  // namespace ubep

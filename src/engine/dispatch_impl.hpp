@@ -172,9 +172,12 @@ void EngineImpl<F>::begin_dispatch(const ConstRows& x, HandleState& h, bool cach
     h.routed->first_entry.resize(static_cast<std::size_t>(config_.size));
   }
   if (arms_ && h.routed->options.path == Path::push) mark_rows(op);
-  add_shares(op);
+  const bool bulk = is_bulk(*h.routed);
+  if (!bulk) add_shares(op);
   op.published = false;
-  if (!counts_later(*h.routed)) publish(op);
+  const bool in_shares = tells_in_shares(*h.routed);
+  if (in_shares && !bulk) begin_telling(op);
+  if (!in_shares) publish(op);
   if (pushes(*h.routed)) {
     if (op.published) (void)announce_rows(op);
     (void)push_windows(op);
@@ -255,25 +258,48 @@ template <Fabric F>
 int EngineImpl<F>::announce_rows(Op& op) {
   const bool stored = pushes(*op.handle->routed) || op.send.idle();
   if (op.announced || !stored) return 0;
+  if (!op.tell.idle()) return 0;
   if (!op.published) publish(op);
   // publishes: record and x rows of this epoch, to advance_source() of every peer; without the
   // order a peer would compute with the rows of an earlier epoch.
   fabric_.store_flag(own().pub(op.handle->slot), op.line.epoch);
   op.announced = true;
-  op.sent = !pushes(*op.handle->routed);
+  op.sent = !pushes(*op.handle->routed) || (op.tell_shares != 0 && is_bulk(*op.handle->routed));
   return 1;
+}
+
+// The phases of bsp with several lanes: rows, flags, then what the peers say. True in the last one.
+template <Fabric F>
+bool EngineImpl<F>::sends_in_bulk(Op& op, int& done) {
+  const Routed& routed = *op.handle->routed;
+  if (op.tell_shares == 0 && tells_in_shares(routed)) {
+    if (!op.send.idle()) return true;
+    barrier();
+    begin_telling(op);
+    ++done;
+  }
+  done += announce_rows(op);
+  if (op.announced && !op.sent) done += find_bases(op);
+  if (!op.sent) return true;
+  if (op.shares == 1) add_shares(op);
+  return false;
 }
 
 template <Fabric F>
 int EngineImpl<F>::advance_dispatch(Op& op) {
   HandleState& h = *op.handle;
-  int done = announce_rows(op);
+  const bool bulk = is_bulk(*h.routed);
+  int done = 0;
+  if (bulk && lanes_ > 1 && sends_in_bulk(op, done)) return done;
+  done += announce_rows(op);
   if (op.shares > 1) hear_alone(op);
   op.waiting.for_each([&](int q) {
     if (!is_heard(op, q)) return;
     op.waiting.erase(q);
     h.sources.insert(q);
     source_arrived(op, q);
+    // acquires: nothing more; a share that heard q found its rows, too.
+    if (bulk && op.shares > 1 && op.heard.load_acquire(q)) op.coming.erase(q);
     ++done;
   });
   if (failed_.ok() && !op.sent && op.announced) done += find_bases(op);
@@ -283,7 +309,6 @@ int EngineImpl<F>::advance_dispatch(Op& op) {
   // Replacing a repeated plan: no lane may still be at work by the old one.
   const bool may_replace_plan =
       !op.cached || op.absent.empty() || (op.send.idle() && op.receive.idle());
-  const bool bulk = is_bulk(*h.routed);
   const bool may_count = !bulk || (op.sent && op.coming.empty());
   if (op.waiting.empty() && !op.placed && may_replace_plan && may_count) {
     if (bulk) barrier();

@@ -1,5 +1,5 @@
 // The engine over any fabric. The bodies: roles_impl.hpp, agree_impl.hpp, dispatch_impl.hpp,
-// push_impl.hpp, slices_impl.hpp, wire_impl.hpp, place_impl.hpp and combine_impl.hpp.
+// push_impl.hpp, slices_impl.hpp, wire_impl.hpp, place_impl.hpp, combine_impl.hpp and end_impl.hpp.
 //
 // To add a fabric: satisfy fabric/concept.hpp and instantiate EngineImpl in one .cpp.
 #pragma once
@@ -50,6 +50,7 @@ class EngineImpl final : public Engine {
     lanes_ = lanes;
     send_order_ = order;
     wanted_roles_ = roles;
+    make_scratch();
   }
   bool pending() const override { return !order_.empty(); }
   Roles roles() const override { return roles_; }
@@ -73,7 +74,7 @@ class EngineImpl final : public Engine {
   Op& free_op();
   int control(int lane);
   int run_send_tiles(Op& op);
-  int run_receive_tiles(Op& op);
+  int run_receive_tiles(Op& op, int lane);
   std::uint32_t tiles_of(std::uint64_t bytes, std::uint32_t most) const {
     return tiles_for(bytes, tile_bytes_, most);
   }
@@ -82,6 +83,10 @@ class EngineImpl final : public Engine {
   }
   int run_tiles(int lane);
   int advance(Op& op);
+  Status status_of(const Op& op, Code code) const;
+  Status not_ready(OpKind kind, const char* what) const;
+
+  // end_impl.hpp
   void fail(const Status& status);
   void tell_failure();
   int retire(Op& op, const Status& status);
@@ -89,13 +94,13 @@ class EngineImpl final : public Engine {
   void abandon_fetches(const Op& op);
   void abandon_fetches(const Op& op, int q);
   void finish(Op& op);
-  Status status_of(const Op& op, Code code) const;
-  Status not_ready(OpKind kind, const char* what) const;
 
   // roles_impl.hpp
   void split_roles(const Op& op);
+  int deal_peers(TileBoard& board, int shares) const;
   void add_shares(Op& op);
   int hear(int lane);
+  bool has_sent(Op& op, int q);
   int hear_share(Op& op, Tile& share);
   void hear_alone(Op& op);
   bool is_heard(Op& op, int q);
@@ -121,12 +126,16 @@ class EngineImpl final : public Engine {
   bool agree_on_op(Op& op, int q, bool quietly = false);
   OpLine next_line(const HandleState& h, OpKind kind);
   void publish(Op& op);
-  // Telling every peer takes a while: lanes that send need not wait for those that count.
-  bool counts_later(const Routed& r) const {
-    return lanes_ > 1 && !fabric_.facts().mapped && !is_bulk(r) && (pushes(r) || config_.returns);
+  // Telling every peer takes a while: lanes that count do it while others send. In bsp all do, and
+  // a dispatch's flags wait until its rows are put.
+  bool tells_in_shares(const Routed& r) const {
+    return lanes_ > 1 && !fabric_.facts().mapped && (pushes(r) || config_.returns);
   }
-  void publish_op_line(const OpLine& line, const HandleState* record);
-  void replicate_line(Range line, const HandleState* record);
+  void write_op_line(const Op& op);
+  void begin_telling(Op& op);
+  int tell_share(Op& op, Tile& share);
+  void tell_peer(Op& op, int r);
+  void finish_telling(Op& op);
   Status describe_wait(const HandleState& handle) const;
 
   // dispatch_impl.hpp
@@ -136,6 +145,7 @@ class EngineImpl final : public Engine {
   void begin_dispatch(const ConstRows& x, HandleState& handle, bool cached);
   void write_record(const HandleState& h);
   int announce_rows(Op& op);
+  bool sends_in_bulk(Op& op, int& done);
   void add_token_tiles(Op& op, bool in_slot);
   void bind_areas(HandleState& h);
   int advance_dispatch(Op& op);
@@ -210,6 +220,8 @@ class EngineImpl final : public Engine {
   WireRow wire_row(const HandleState& h) const {
     return {.bytes = static_cast<std::uint64_t>(h.x.row_bytes()), .epoch = h.epoch, .slot = h.slot};
   }
+  bool returns_encoded(const Routed& r) const { return decodes_ && returns(r) && !is_bulk(r); }
+  void make_scratch();
   void begin_windows(std::uint64_t first);
   void tell_windows_armed();
   bool windows_armed(int rank, int slot, std::uint64_t epoch) const;
@@ -218,7 +230,12 @@ class EngineImpl final : public Engine {
   bool read_marks(Op& op, int q);
   bool is_marked(const Op& op, int q, std::uint32_t token) const;
   int push_encoded(Op& op, Tile& tile);
-  void put_checksum(Op& op, int owner, std::uint32_t batch, std::uint32_t sum);
+  void put_checksum(const WireRow& wire, int to, Range range, std::uint32_t sum);
+  void return_encoded(const Op& op, int q, std::uint64_t entry, const std::byte* row);
+  const std::byte* take_returned(const Op& op, int owner, std::uint64_t entry, std::byte* to);
+  void free_returned(const Op& op, int owner, std::uint64_t entry);
+  void tidy_returned(const Op& op);
+  int look_at_lost_owners(Op& op);
   int decode_rows(Op& op, Tile& tile);
   bool decode_batch(Op& op, const Tile& tile, std::uint32_t end, std::size_t& group);
   std::byte* place_of(const Op& op, int q, std::uint32_t row, std::size_t& group) const;
@@ -234,6 +251,7 @@ class EngineImpl final : public Engine {
   }
   void bind_outputs(Op& op, const ConstRows& y);
   void add_output_tiles(Op& op);
+  bool are_acknowledged(const Op& op);
   int announce_outputs(Op& op);
   int advance_combine(Op& op);
   bool advance_owner(Op& op, int q);
@@ -241,9 +259,15 @@ class EngineImpl final : public Engine {
   bool bases_fit(Op& op, int q);
   void find_window_bases(Op& op, int q);
   int send_outputs(Op& op, Tile& tile);
+  void return_row(const Op& op, const Tile& tile, std::uint64_t row);
   void sum_choices(const Op& op, int q, std::uint32_t row, std::byte* out) const;
-  int reduce_tokens(Op& op, Tile& tile);
-  const std::byte* output_row(Op& op, int owner, std::uint64_t row);
+  int reduce_tokens(Op& op, Tile& tile, int lane);
+  void let_go(const Op& op, std::uint32_t token);
+  std::uint64_t row_of(const Op& op, const RowRef& ref) const {
+    return std::uint64_t{op.bases[op.first_base[ref.rank] + ref.group]} + ref.index;
+  }
+  bool is_beyond(const Op& op, const RowRef& ref) const;
+  const std::byte* output_row(Op& op, int owner, std::uint64_t row, std::byte* scratch);
   bool gather_token(Op& op, std::uint32_t token, struct TokenRows& rows);
 
   F& fabric_;
@@ -263,6 +287,7 @@ class EngineImpl final : public Engine {
   std::vector<SegmentLayout> layouts_;
   std::vector<Slot> slots_;
   std::vector<PrivateArea> areas_;        // as many as slots
+  std::vector<PrivateRows> scratch_;      // [lanes] rows of a token, taken out of their blocks
   std::vector<PrivateArea*> free_areas_;  // the last one given back is the first to be taken
   std::array<const std::byte*, kMaxSlots> mapped_views_ = {};  // all ranks' x of a slot
   std::vector<std::unique_ptr<Op>> ops_;                       // in no order; `order_` is
@@ -328,6 +353,7 @@ EngineImpl<F>::EngineImpl(F& fabric, const EngineOptions& options)
   }
   for (int i = 0; i < 2 * config_.slots; ++i) ops_.push_back(std::make_unique<Op>(config_.size));
   if (config_.push) begin_windows(options.epoch);
+  make_scratch();
 }
 
 // One is free when a slot is. That of the last lease is most likely still in the caches: with one
@@ -371,7 +397,9 @@ Op& EngineImpl<F>::free_op() {
       for (auto& marks : op->marks) marks.clear();
     }
     op->shares = 1;
+    op->tell_shares = 0;
     op->recalled = op->serial = false;
+    op->tell.clear();
     op->count.clear();
     op->send.clear();
     op->receive.clear();
@@ -411,9 +439,9 @@ int EngineImpl<F>::run_send_tiles(Op& op) {
 }
 
 template <Fabric F>
-int EngineImpl<F>::run_receive_tiles(Op& op) {
+int EngineImpl<F>::run_receive_tiles(Op& op, int lane) {
   return op.receive.run([&](Tile& tile) {
-    return op.line.kind == OpKind::dispatch ? pull_rows(op, tile) : reduce_tokens(op, tile);
+    return op.line.kind == OpKind::dispatch ? pull_rows(op, tile) : reduce_tokens(op, tile, lane);
   });
 }
 
@@ -421,80 +449,6 @@ template <Fabric F>
 int EngineImpl<F>::advance(Op& op) {
   if (!failed_.ok()) return 0;  // step() retires it
   return op.line.kind == OpKind::dispatch ? advance_dispatch(op) : advance_combine(op);
-}
-
-// Ends an operation undone, once no lane holds a tile of it.
-template <Fabric F>
-int EngineImpl<F>::retire(Op& op, const Status& status) {
-  op.count.drop();
-  op.send.drop();
-  op.receive.drop();
-  if (!op.count.idle() || !op.send.idle() || !op.receive.idle()) return 0;
-  abandon_fetches(op);
-  op.status = status;
-  std::fill(op.handle->valid.begin(), op.handle->valid.end(), std::uint8_t{0});
-  finish(op);
-  return 1;
-}
-
-template <Fabric F>
-int EngineImpl<F>::retire_all(const Status& status) {
-  int done = 0;
-  for (std::size_t i = 0; i < order_.size();) {
-    const int retired = retire(*order_[i], status);
-    if (retired == 0) ++i;
-    done += retired;
-  }
-  tell_failure();
-  return done;
-}
-
-// Calls off what was being fetched for an operation: it would be taken for a later epoch's.
-template <Fabric F>
-void EngineImpl<F>::abandon_fetches(const Op& op) {
-  if (fabric_.facts().mapped) return;
-  for (int q = 0; q < config_.size; ++q) {
-    if (q != rank_) abandon_fetches(op, q);
-  }
-}
-
-template <Fabric F>
-void EngineImpl<F>::abandon_fetches(const Op& op, int q) {
-  if (fabric_.facts().mapped) return;
-  const SegmentLayout& l = layout(q);
-  fabric_.abandon(q, {l.op(op.line.seq), sizeof(OpLine)});
-  for (const Range& range : l.slot_areas(op.handle->slot)) fabric_.abandon(q, range);
-}
-
-template <Fabric F>
-void EngineImpl<F>::finish(Op& op) {
-  HandleState& h = *op.handle;
-  h.status = op.status;
-  // acquires: nothing; the boards' idle() has the lanes' additions.
-  const std::uint64_t copied = op.copied.load_acquire();
-  (op.line.kind == OpKind::dispatch ? h.stats.dispatch_copied_bytes
-                                    : h.stats.combine_copied_bytes) = copied;
-  std::erase(order_, &op);
-  op.line.kind = OpKind::none;
-  op.handle = nullptr;
-  // publishes: the handle's status, views and results, to poll() on any lane.
-  h.state.store_release(HandleState::complete);
-}
-
-// mismatch and corrupt end the communicator: whatever is pending or comes later gets this status.
-template <Fabric F>
-void EngineImpl<F>::fail(const Status& status) {
-  if (!failed_.ok()) return;
-  failed_ = status;
-}
-
-// Peers take a failed rank for dead and use its slots again: no lane may be storing rows into their
-// inboxes any more.
-template <Fabric F>
-void EngineImpl<F>::tell_failure() {
-  if (failed_.ok() || told_failure_ || !order_.empty()) return;
-  told_failure_ = true;
-  fabric_.set_state(PeerState::failed);
 }
 
 template <Fabric F>
@@ -518,62 +472,12 @@ Status EngineImpl<F>::not_ready(OpKind kind, const char* what) const {
   return status;
 }
 
-template <Fabric F>
-void EngineImpl<F>::release(HandleState& handle) {
-  if (!handle.leased || closed_) return;
-  Op* op = find(handle);
-  const std::uint64_t out_word = 2 * handle.epoch;
-  const bool outputs_published = handle.kind == OpKind::combine;
-  if (!failed_.ok()) {  // peers treat this rank as dead: it says nothing more
-    if (op != nullptr) (void)retire(*op, failed_);
-    tell_failure();
-    end_lease(handle);
-    return;
-  }
-  if (op != nullptr) {
-    op->count.drop();
-    op->receive.drop();
-    abandon_fetches(*op);
-    // Own rows need nobody, their source may be gone afterwards, and peers still count on them.
-    (void)run_send_tiles(*op);
-    if (handle.kind == OpKind::dispatch) {
-      tell_rows_unfenced(*op);
-      slot_of(handle).dirty = true;
-    }
-    if (!op->unplaced.empty() && handle.kind == OpKind::dispatch) leave_rows(*op);
-    if (!op->published) publish(*op);
-    (void)(outputs_published ? announce_outputs(*op) : announce_rows(*op));
-    finish(*op);
-    handle.kind = OpKind::none;  // nothing to poll or wait for any more
-  }
-  if (!outputs_published) {
-    // publishes: that no outputs of this epoch will come; a peer's combine fails instead of
-    // waiting.
-    fabric_.store_flag(own().out(handle.slot), out_word + 1);
-  }
-  // publishes: all my reads of this epoch are over, to next_slot() of every peer; without it they
-  // would overwrite rows that are still being read, or wait for ever.
-  fabric_.store_flag(own().done(handle.slot), handle.epoch);
-  end_lease(handle);
-}
-
-template <Fabric F>
-void EngineImpl<F>::close() {
-  if (closed_) return;
-  closed_ = true;
-  while (!order_.empty()) {
-    Op& op = *order_.front();
-    (void)retire(op, not_ready(op.line.kind, "the communicator was closed"));
-  }
-  tell_failure();
-  if (failed_.ok()) fabric_.set_state(PeerState::left);
-}
-
 }  // namespace ubep
 
 #include "engine/agree_impl.hpp"     // IWYU pragma: export
 #include "engine/combine_impl.hpp"   // IWYU pragma: export
 #include "engine/dispatch_impl.hpp"  // IWYU pragma: export
+#include "engine/end_impl.hpp"       // IWYU pragma: export
 #include "engine/place_impl.hpp"     // IWYU pragma: export
 #include "engine/push_impl.hpp"      // IWYU pragma: export
 #include "engine/roles_impl.hpp"     // IWYU pragma: export

@@ -56,6 +56,8 @@ struct Op {
   bool cached = false;
   Status status;
 
+  TileBoard tell{kMaxLanes};   // peers to tell, in shares, where they cannot read what I say
+  int tell_shares = 0;         // 0: not begun, or all is told at once
   TileBoard count{kMaxLanes};  // peers to hear, in shares, where several lanes count
   int shares = 1;
   bool recalled = false;  // one of the peers needs the control part: it takes the shares back,
@@ -84,7 +86,7 @@ struct Op {
   RankSet pushers;   // sources that put rows into my inbox,
   RankSet coming;    //   have not said that all are there,
   RankSet unsent;    //   or were lost before they could
-  RankSet decoding;  // sources whose rows tell themselves that they are here
+  RankSet decoding;  // ranks whose rows, or outputs, tell themselves that they are here
   // Slices: owners whose rows they hold, and the order.
   RankSet targets;
   Schedule schedule;
@@ -114,8 +116,10 @@ struct PrivateArea {
 
 struct Slot {
   bool leased = false;
-  bool dirty = false;           // a dispatch was given up before all its rows were here
-  std::uint64_t scrubbed = 0;   // epoch after which older tags were wiped out
+  bool dirty = false;          // a dispatch was given up before all its rows were here
+  bool back_dirty = false;     // outputs may have come that nobody took
+  std::uint64_t scrubbed = 0;  // epoch after which older tags were wiped out; of outputs, too
+  std::uint64_t back_scrubbed = 0;
   bool combining = false;       // the lease ends by itself once peers have done their part
   PrivateArea* area = nullptr;  // of the lease
 };

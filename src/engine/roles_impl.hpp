@@ -35,7 +35,7 @@ int EngineImpl<F>::run_tiles(int lane) {
   int done = 0;
   const auto receive = [&](Op& op) {
     if (op.receive.idle()) return;
-    const int rows = run_receive_tiles(op);
+    const int rows = run_receive_tiles(op, lane);
     if (rows != 0) charge(lane, Activity::receive);
     done += rows;
   };
@@ -73,18 +73,25 @@ void EngineImpl<F>::split_roles(const Op& op) {
                        fabric_.facts().lane);
 }
 
-// Several lanes that count hear the peers in shares: every so many of them.
+// Every so many peers are one lane's share.
+template <Fabric F>
+int EngineImpl<F>::deal_peers(TileBoard& board, int shares) const {
+  for (int share = 0; share < shares; ++share) {
+    int peers = 0;
+    for (int q = share; q < config_.size; q += shares) peers += q != rank_ ? 1 : 0;
+    board.add(static_cast<std::uint32_t>(share), static_cast<std::uint32_t>(peers), 1);
+  }
+  return shares;
+}
+
+// Several lanes that count hear the peers in shares.
 template <Fabric F>
 void EngineImpl<F>::add_shares(Op& op) {
-  if (lanes_ == 1 || roles_.count < 2 || is_bulk(*op.handle->routed)) return;
-  op.shares = roles_.count;
+  const int shares = is_bulk(*op.handle->routed) ? lanes_ : roles_.count;
+  if (lanes_ == 1 || shares < 2) return;
   op.heard.store_release(op.absent);  // publishes: nothing, the set is empty; the tiles below do
   op.doubts.store_release(0);         // publishes: nothing; likewise
-  for (int share = 0; share < op.shares; ++share) {
-    int peers = 0;
-    for (int q = share; q < config_.size; q += op.shares) peers += q != rank_ ? 1 : 0;
-    op.count.add(static_cast<std::uint32_t>(share), static_cast<std::uint32_t>(peers), 1);
-  }
+  op.shares = deal_peers(op.count, shares);
 }
 
 // Any lane.
@@ -93,6 +100,7 @@ int EngineImpl<F>::hear(int lane) {
   if (lanes_ == 1) return 0;
   int done = 0;
   for (const auto& op : ops_) {
+    done += op->tell.run([&](Tile& share) { return tell_share(*op, share); });
     done += op->count.run([&](Tile& share) { return hear_share(*op, share); });
   }
   if (done != 0) charge(lane, Activity::count);
@@ -105,13 +113,24 @@ int EngineImpl<F>::hear_share(Op& op, Tile& share) {
   for (int q = static_cast<int>(share.peer); q < config_.size; q += op.shares) {
     // acquires: nothing; an earlier lane of this share put it in.
     if (q == rank_ || op.heard.load_acquire(q)) continue;
-    if (!advance_source(op, q, true)) continue;
+    if (!advance_source(op, q, true) || !has_sent(op, q)) continue;
     // publishes: what q said, to is_heard() in the control part.
     op.heard.insert_release(q);
     ++share.next;
     ++done;
   }
   return done;
+}
+
+// In bsp rows are counted once they are there.
+template <Fabric F>
+bool EngineImpl<F>::has_sent(Op& op, int q) {
+  if (!is_bulk(*op.handle->routed)) return true;
+  const auto i = static_cast<std::size_t>(q);
+  if (op.handle->routed->receive.sources[i].entries.empty()) return true;
+  // acquires: rows of q in my inbox.
+  const std::uint64_t seen = fabric_.load_flag(q, layout(q).sent(op.handle->slot, rank_));
+  return seen > op.line.epoch ? doubt(op) : seen == op.line.epoch;
 }
 
 // What only the control part may judge: a peer that is lost, or says what it should not. It then

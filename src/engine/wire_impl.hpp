@@ -15,11 +15,12 @@ template <Fabric F>
 void EngineImpl<F>::begin_windows(std::uint64_t first) {
   const std::string refusal = protocol_.refusal(fabric_.facts());
   if (!refusal.empty()) throw Error(ErrorCode::setup, refusal);
-  for (Slot& slot : slots_) slot.scrubbed = first;
+  for (Slot& slot : slots_) slot.scrubbed = slot.back_scrubbed = first;
   if (!arms_ || !fabric_.facts().moves_rows) return;
   for (int s = 0; s < config_.slots; ++s) {
-    const Range all = own().windows(s);
-    protocol_.arm(s, fabric_.inbox(all), all.bytes);
+    for (const Range& all : {own().windows(s), own().back_windows(s)}) {
+      protocol_.arm(s, fabric_.inbox(all), all.bytes);
+    }
   }
 }
 
@@ -139,7 +140,7 @@ int EngineImpl<F>::push_encoded(Op& op, Tile& tile) {
     fabric_.commit_at(owner, range, Store::near);
     const bool ends_batch = (tile.next + 1) % batch == 0 || tile.next + 1 == tile.end;
     if (!protocol_.has_checksums() || !ends_batch) continue;
-    put_checksum(op, owner, tile.next / batch, sum);
+    put_checksum(wire, owner, layout(owner).checksum(h.slot, rank_, tile.next / batch), sum);
     sum = 0;
   }
   const std::uint32_t done = tile.end - begin;
@@ -150,16 +151,121 @@ int EngineImpl<F>::push_encoded(Op& op, Tile& tile) {
 }
 
 template <Fabric F>
-void EngineImpl<F>::put_checksum(Op& op, int owner, std::uint32_t batch, std::uint32_t sum) {
-  const HandleState& h = *op.handle;
-  const Range range = layout(owner).checksum(h.slot, rank_, batch);
-  std::byte* to = fabric_.claim_at(owner, range);
+void EngineImpl<F>::put_checksum(const WireRow& wire, int to, Range range, std::uint32_t sum) {
+  std::byte* word = fabric_.claim_at(to, range);
   if (fabric_.facts().moves_rows) {
-    // publishes: the rows of the batch, to decode_batch(); without the order it finds that they do
-    // not fit yet, and looks again.
-    SharedWord(to).store_release(protocol_.checksum_word(wire_row(h), sum));
+    // publishes: the rows of the batch, to decode_batch() or take_returned(); without the order
+    // they find that the rows do not fit yet, and look again.
+    SharedWord(word).store_release(protocol_.checksum_word(wire, sum));
   }
-  fabric_.commit_at(owner, range, Store::near);
+  fabric_.commit_at(to, range, Store::near);
+}
+
+// An output, by itself: a token wants its rows one by one, so a checksum is that of one row.
+template <Fabric F>
+void EngineImpl<F>::return_encoded(const Op& op, int q, std::uint64_t entry, const std::byte* row) {
+  const HandleState& h = *op.handle;
+  WireRow wire = wire_row(h);
+  wire.is_output = true;
+  const Range range = layout(q).back_wire(h.slot, entry * protocol_.wire_stride(wire.bytes),
+                                          protocol_.wire_bytes(wire.bytes));
+  std::byte* to = fabric_.claim_at(q, range);
+  const std::uint32_t sum = fabric_.facts().moves_rows ? protocol_.encode(wire, row, to, 0) : 0;
+  fabric_.commit_at(q, range, Store::near);
+  if (!protocol_.has_checksums()) return;
+  fabric_.work({Work::Kind::verify, wire.bytes});
+  put_checksum(wire, q, layout(q).back_checksum(h.slot, entry), sum);
+}
+
+// An output that has come back whole, in `to`; else null.
+template <Fabric F>
+const std::byte* EngineImpl<F>::take_returned(const Op& op, int owner, std::uint64_t entry,
+                                              std::byte* to) {
+  const HandleState& h = *op.handle;
+  const bool moves = fabric_.facts().moves_rows;
+  WireRow wire = wire_row(h);
+  wire.announced = arms_ && slots_[static_cast<std::size_t>(h.slot)].back_dirty;
+  // acquires: all outputs of the owner; only `out` tells of this one.
+  if (wire.announced && fabric_.load_flag(owner, layout(owner).out(h.slot)) < 2 * h.epoch) {
+    return nullptr;
+  }
+  std::uint64_t told = 0;
+  if (protocol_.has_checksums()) {
+    const std::byte* word = fabric_.incoming(owner, own().back_checksum(h.slot, entry));
+    if (word == nullptr) return nullptr;
+    // acquires: the row, where the fabric keeps their order; else the sum tells.
+    if (moves) told = SharedWord(word).load_acquire();
+    if (moves && told >> 32 != narrow_tag(wire.epoch)) return nullptr;
+    fabric_.work({Work::Kind::verify, wire.bytes});
+  }
+  const Range range = own().back_wire(h.slot, entry * protocol_.wire_stride(wire.bytes),
+                                      protocol_.wire_bytes(wire.bytes));
+  const std::byte* from = fabric_.incoming(owner, range);
+  std::uint32_t sum = 0;
+  if (from == nullptr || !moves) return from;
+  if (!protocol_.decode(wire, from, to, sum)) return nullptr;
+  if (protocol_.has_checksums() && protocol_.checksum_word(wire, sum) != told) return nullptr;
+  return to;
+}
+
+// It has been summed: its place is free for another epoch's.
+template <Fabric F>
+void EngineImpl<F>::free_returned(const Op& op, int owner, std::uint64_t entry) {
+  const HandleState& h = *op.handle;
+  const std::uint64_t bytes = wire_row(h).bytes;
+  const Range range =
+      own().back_wire(h.slot, entry * protocol_.wire_stride(bytes), protocol_.wire_bytes(bytes));
+  if (arms_) {
+    if (fabric_.facts().moves_rows) protocol_.arm(h.slot, fabric_.inbox(range), range.bytes);
+    fabric_.work({Work::Kind::copy, bytes});
+  }
+  fabric_.taken(owner, range);
+  if (protocol_.has_checksums()) fabric_.taken(owner, own().back_checksum(h.slot, entry));
+}
+
+// The end of a combine. What a lost owner has put may lie anywhere: the next combine of the slot
+// does not rely on sentinels, and when it is over all are stored again.
+template <Fabric F>
+void EngineImpl<F>::tidy_returned(const Op& op) {
+  const HandleState& h = *op.handle;
+  Slot& slot = slots_[static_cast<std::size_t>(h.slot)];
+  const bool moves = fabric_.facts().moves_rows;
+  const bool was_dirty = slot.back_dirty;
+  slot.back_dirty = !op.absent.empty();
+  const Range all = own().back_windows(h.slot);
+  if (arms_ && was_dirty && !slot.back_dirty && moves) {
+    protocol_.arm(h.slot, fabric_.inbox(all), all.bytes);
+  }
+  if (!protocol_.tags_are_narrow() || h.epoch - slot.back_scrubbed < scrub_every_) return;
+  slot.back_scrubbed = h.epoch;
+  const Range old = protocol_.has_checksums() ? own().back_checksums(h.slot) : all;
+  if (moves) fill_words(fabric_.inbox(old), 0, words_of(old.bytes));
+}
+
+// Owners that died, left or failed: `out` says whether their outputs are all here.
+template <Fabric F>
+int EngineImpl<F>::look_at_lost_owners(Op& op) {
+  int done = 0;
+  op.decoding.for_each([&](int q) {
+    if (!lost_.contains(q)) return;
+    op.decoding.erase(q);
+    ++done;
+    // acquires: nothing more; tiles find the outputs.
+    if (fabric_.load_flag(q, layout(q).out(op.handle->slot)) >= 2 * op.line.epoch) return;
+    op.absent.insert(q);
+    report_loss(op, q);
+    // publishes: whose outputs are not awaited any more, to gather_token() on any lane.
+    op.lost.store_release(op.absent);
+  });
+  return done;
+}
+
+template <Fabric F>
+void EngineImpl<F>::make_scratch() {
+  if (!decodes_ || !config_.returns || !fabric_.facts().moves_rows) return;
+  while (scratch_.size() < static_cast<std::size_t>(lanes_)) {
+    scratch_.emplace_back(static_cast<std::size_t>(config_.max_topk) * config_.max_stride);
+  }
 }
 
 // Where a received row goes; null: it has no place, beyond its expert's capacity.
@@ -289,7 +395,8 @@ bool EngineImpl<F>::tell_rows(Op& op) {
 template <Fabric F>
 void EngineImpl<F>::tell_rows_unfenced(Op& op) {
   const Routed& routed = *op.handle->routed;
-  if (op.sent || !(is_fenced(routed) || is_bulk(routed))) return;
+  const bool told = op.sent || op.tell_shares != 0;  // tell_peer() does it
+  if (is_bulk(routed) ? told : op.sent || !is_fenced(routed)) return;
   for (int r = 0; r < config_.size; ++r) {
     if (r == rank_ || routed.outgoing[static_cast<std::size_t>(r)].num_rows() == 0) continue;
     if (op.unplaced.contains(r)) continue;

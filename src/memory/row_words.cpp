@@ -35,6 +35,14 @@ void store_words(std::byte* to, const std::byte* from, std::size_t bytes) {
   if (i < bytes) store_relaxed(to + i, word_at(from + i, bytes - i));
 }
 
+void store_words_without(std::uint64_t empty, std::byte* to, const std::byte* from,
+                         std::size_t bytes) {
+  for (std::size_t i = 0; i < bytes; i += kWordBytes) {
+    const std::uint64_t word = word_at(from + i, bytes - i);
+    store_relaxed(to + i, word == empty ? word ^ 2 : word);
+  }
+}
+
 void load_words(std::byte* to, const std::byte* from, std::size_t bytes) {
   for (std::size_t i = 0; i < bytes; i += kWordBytes) {
     const std::uint64_t word = load_relaxed(from + i);

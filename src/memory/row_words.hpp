@@ -14,6 +14,9 @@ constexpr std::size_t words_of(std::size_t bytes) { return (bytes + kWordBytes -
 // Stores `bytes` in words_of(bytes) words; the rest of the last one is zero. `to` is 8-byte
 // aligned.
 void store_words(std::byte* to, const std::byte* from, std::size_t bytes);
+// The same, but a word that would be `empty` is stored with its second lowest bit changed.
+void store_words_without(std::uint64_t empty, std::byte* to, const std::byte* from,
+                         std::size_t bytes);
 // Loads `bytes`, from an 8-byte aligned place.
 void load_words(std::byte* to, const std::byte* from, std::size_t bytes);
 // The same unless one of the words is `empty`; then false, and `to` holds anything. Null: only

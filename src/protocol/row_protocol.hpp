@@ -26,6 +26,7 @@ struct WireRow {
   std::uint64_t epoch = 0;
   int slot = 0;
   bool announced = false;  // decode: another word has said that it is whole
+  bool is_output = false;  // encode: it will be summed, so one NaN is as good as another
 };
 
 // What a message of rows from one source to one owner puts into the inbox.

@@ -19,7 +19,7 @@ void SegmentLayout::lay_out_inbox(const GroupConfig& config, int rank) {
   const RowProtocol& protocol = find_protocol(config.protocol);
   const auto slots = static_cast<std::uint64_t>(slots_);
   if (!protocol.decodes() || config.bsp) rows_bytes_ = y_bytes_;
-  if (config.bsp || config.returns) {
+  if (config.bsp || (config.returns && !protocol.decodes())) {
     back_bytes_ = round_up(checked_mul(max_entries_, config.max_stride), kPageBytes);
   }
   wire_ = checks_ = checked_mul(slots, checked_add(rows_bytes_, back_bytes_));
@@ -33,8 +33,16 @@ void SegmentLayout::lay_out_inbox(const GroupConfig& config, int rank) {
       checks_bytes_ = round_up(8 * (batch == 0 ? 1 : rows / batch + 1), kLineBytes);
     }
   }
+  back_wire_ = back_checks_ =
+      round_up(checked_add(checks_, checked_mul(slots * ranks_, checks_bytes_)), kPageBytes);
+  if (protocol.decodes() && config.returns) {
+    const std::uint64_t stride = protocol.wire_stride(config.max_row_bytes);
+    back_wire_bytes_ = round_up(checked_mul(max_entries_, stride), kPageBytes);
+    back_checks_ = checked_add(back_wire_, checked_mul(slots, back_wire_bytes_));
+    if (protocol.has_checksums()) back_checks_bytes_ = round_up(8 * max_entries_, kLineBytes);
+  }
   inbox_bytes_ = std::max(
-      round_up(checked_add(checks_, checked_mul(slots * ranks_, checks_bytes_)), kPageBytes),
+      round_up(checked_add(back_checks_, checked_mul(slots, back_checks_bytes_)), kPageBytes),
       kPageBytes);
 }
 

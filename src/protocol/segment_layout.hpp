@@ -6,7 +6,8 @@
 // x comes before bases and y because only their sizes depend on the rank: x lies at the same offset
 // in every segment. `base`, `sent` and `counts` exist where peers push, `armed` and `marks` where
 // windows are armed. The inbox, a memory of its own, holds per slot: rows | back (bsp: outputs that
-// come back) | windows [R] | checksums [R] (of protocols whose rows are decoded).
+// come back) | windows [R] | checksums [R] (of protocols whose rows are decoded) | the same two for
+// outputs that come back, by entry.
 #pragma once
 
 #include <array>
@@ -101,6 +102,17 @@ class SegmentLayout {
   Range checksums(int slot) const {
     return {checks_ + window_of(slot, 0) * checks_bytes_, ranks_ * checks_bytes_};
   }
+  // Outputs that come back in a protocol's form, and the words of single ones.
+  Range back_wire(int slot, std::uint64_t offset, std::uint64_t bytes) const {
+    return {back_wire_ + static_cast<std::uint64_t>(slot) * back_wire_bytes_ + offset, bytes};
+  }
+  Range back_windows(int slot) const { return back_wire(slot, 0, back_wire_bytes_); }
+  Range back_checksum(int slot, std::uint64_t entry) const {
+    return {back_checks_ + static_cast<std::uint64_t>(slot) * back_checks_bytes_ + entry * 8, 8};
+  }
+  Range back_checksums(int slot) const {
+    return {back_checksum(slot, 0).offset, back_checks_bytes_};
+  }
 
  private:
   struct Slot {
@@ -130,6 +142,10 @@ class SegmentLayout {
   std::uint64_t window_bytes_ = 0;
   std::uint64_t checks_ = 0;
   std::uint64_t checks_bytes_ = 0;
+  std::uint64_t back_wire_ = 0;
+  std::uint64_t back_wire_bytes_ = 0;
+  std::uint64_t back_checks_ = 0;
+  std::uint64_t back_checks_bytes_ = 0;
   std::uint64_t inbox_bytes_ = 0;
   std::vector<Slot> per_slot_;
 };

@@ -1,6 +1,6 @@
 // Sentinel Polling: bare rows over words that hold a sentinel; a row is whole once none of its
 // words does. The owner stores the sentinel again as it takes a row out. Rows that hold the
-// sentinel are announced by `sent` (docs/protocol.md).
+// sentinel are announced by `sent` (docs/protocol.md); outputs get another NaN in its place.
 #pragma once
 
 #include <fmt/format.h>
@@ -34,7 +34,8 @@ class Sentinel final : public RowProtocol {
 
   std::uint32_t encode(const WireRow& wire, const std::byte* row, std::byte* to,
                        std::uint32_t sum) const override {
-    store_words(to, row, wire.bytes);
+    wire.is_output ? store_words_without(word(wire.slot), to, row, wire.bytes)
+                   : store_words(to, row, wire.bytes);
     return sum;
   }
   bool decode(const WireRow& wire, const std::byte* from, std::byte* row,

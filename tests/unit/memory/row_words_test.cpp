@@ -26,6 +26,15 @@ TEST(RowWordsTest, RowsOfAnyLengthComeBack) {
   }
 }
 
+TEST(RowWordsTest, AWordThatWouldBeEmptyIsStoredAsAnotherOne) {
+  constexpr std::uint64_t kEmpty = 0x7fc1'7fc1'7fc1'7fc1;
+  const std::array<std::uint64_t, 3> row = {1, kEmpty, 3};
+  std::array<std::uint64_t, 3> stored = {};
+  store_words_without(kEmpty, reinterpret_cast<std::byte*>(stored.data()),
+                      reinterpret_cast<const std::byte*>(row.data()), sizeof(row));
+  EXPECT_EQ(stored, (std::array<std::uint64_t, 3>{1, kEmpty ^ 2, 3}));
+}
+
 TEST(RowWordsTest, AnEmptyWordIsSeenAnywhere) {
   alignas(8) std::array<std::byte, 40> memory = {};
   for (std::size_t i = 0; i < 5; ++i) {

@@ -165,5 +165,25 @@ TEST(ProtocolsTest, ARowWithASentinelCollides) {
   }
 }
 
+// A sum does not tell one NaN from another.
+TEST(ProtocolsTest, AnOutputWithASentinelArrivesAsAnotherNaN) {
+  const RowProtocol& protocol = find_protocol(Protocol::sentinel);
+  const WireRow wire{.bytes = 16, .epoch = 1, .slot = 1, .is_output = true};
+  const std::array<std::uint64_t, 2> row = {5, Sentinel::word(1)};
+  std::array<std::uint64_t, 2> sent = {};
+  auto* to = reinterpret_cast<std::byte*>(sent.data());
+  protocol.arm(1, to, sizeof(sent));
+  (void)protocol.encode(wire, reinterpret_cast<const std::byte*>(row.data()), to, 0);
+  std::array<std::uint64_t, 2> got = {};
+  std::uint32_t sum = 0;
+  ASSERT_TRUE(protocol.decode(wire, to, reinterpret_cast<std::byte*>(got.data()), sum));
+  EXPECT_EQ(got[0], 5U);
+  EXPECT_NE(got[1], row[1]);
+  for (int lane = 0; lane < 4; ++lane) {
+    const auto bits = static_cast<std::uint16_t>(got[1] >> 16 * lane);
+    EXPECT_TRUE((bits & 0x7f80) == 0x7f80 && (bits & 0x7f) != 0) << lane;
+  }
+}
+
 }  // namespace
 }  // namespace ubep

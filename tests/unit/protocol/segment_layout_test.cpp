@@ -35,6 +35,7 @@ GroupConfig random_config(std::uint64_t seed) {
   config.experts = ExpertMap(owner, config.size);
   config.push = random.one_in(2);
   config.bsp = config.push && random.one_in(2);
+  config.returns = config.push && random.one_in(2);
   config.max_row_bytes = config.max_stride - static_cast<std::uint64_t>(random.below(64));
   if (config.push) config.protocol = static_cast<Protocol>(random.between(1, 7));
   config.checksum_rows = random.below(4);
@@ -80,22 +81,27 @@ std::vector<Part> parts_of(const GroupConfig& config, const SegmentLayout& layou
   return parts;
 }
 
+// "" or what is wrong.
+std::string overlap_of(std::vector<Part> parts, std::uint64_t bytes) {
+  std::sort(parts.begin(), parts.end(),
+            [](const Part& a, const Part& b) { return a.range.offset < b.range.offset; });
+  std::uint64_t end = 0;
+  for (const Part& part : parts) {
+    if (part.range.bytes == 0) continue;
+    if (part.range.offset < end) return part.name + " overlaps what is before it";
+    if (part.range.offset % part.alignment != 0) return part.name + " is not aligned";
+    end = part.range.offset + part.range.bytes;
+  }
+  return end <= bytes ? "" : "the last part ends outside";
+}
+
 TEST(SegmentLayoutTest, PartsAreAlignedInsideAndApart) {
   for (std::uint64_t seed = 1; seed <= 200; ++seed) {
     const GroupConfig config = random_config(seed);
     for (const int rank : {0, config.size - 1}) {
       const SegmentLayout layout(config, rank);
-      std::vector<Part> parts = parts_of(config, layout, rank);
-      std::sort(parts.begin(), parts.end(),
-                [](const Part& a, const Part& b) { return a.range.offset < b.range.offset; });
-      std::uint64_t end = 0;
-      for (const Part& part : parts) {
-        if (part.range.bytes == 0) continue;
-        ASSERT_GE(part.range.offset, end) << part.name << ", seed " << seed;
-        ASSERT_EQ(part.range.offset % part.alignment, 0U) << part.name << ", seed " << seed;
-        end = part.range.offset + part.range.bytes;
-      }
-      ASSERT_LE(end, layout.bytes()) << "seed " << seed;
+      const std::vector<Part> parts = parts_of(config, layout, rank);
+      ASSERT_EQ(overlap_of(parts, layout.bytes()), "") << "seed " << seed;
       ASSERT_EQ(layout.bytes() % kPageBytes, 0U) << "seed " << seed;
     }
   }
@@ -111,8 +117,16 @@ std::vector<Part> inbox_parts_of(const GroupConfig& config, const SegmentLayout&
     if (!protocol.decodes() || config.bsp) {
       parts.push_back({"rows", layout.rows(s, config.max_stride, 0, config.max_rows(rank)), 1, s});
     }
-    if (config.bsp) {
+    if (config.bsp || (config.returns && !protocol.decodes())) {
       parts.push_back({"back", layout.back(s, config.max_stride, 0, layout.max_entries()), 1, s});
+    }
+    if (protocol.decodes() && config.returns) {
+      const std::uint64_t entries = layout.max_entries();
+      parts.push_back({"back windows", layout.back_wire(s, 0, entries * stride), kWireGrid, s});
+      if (protocol.has_checksums() && entries != 0) {
+        const std::uint64_t first = layout.back_checksum(s, 0).offset;
+        parts.push_back({"back checksums", {first, entries * 8}, 8, s});
+      }
     }
     for (int q = 0; q < config.size && protocol.decodes(); ++q) {
       parts.push_back({"window", layout.wire(s, q, 0, rows * stride), kWireGrid, s});
@@ -132,22 +146,19 @@ TEST(SegmentLayoutTest, PartsOfTheInboxAreAlignedInsideAndApart) {
     const GroupConfig config = random_config(seed);
     if (!config.push) continue;
     const SegmentLayout layout(config, config.size - 1);
-    std::vector<Part> parts = inbox_parts_of(config, layout, config.size - 1);
-    std::sort(parts.begin(), parts.end(),
-              [](const Part& a, const Part& b) { return a.range.offset < b.range.offset; });
-    std::uint64_t end = 0;
+    const std::vector<Part> parts = inbox_parts_of(config, layout, config.size - 1);
+    ASSERT_EQ(overlap_of(parts, layout.inbox_bytes()), "") << "seed " << seed;
     for (const Part& part : parts) {
-      if (part.range.bytes == 0) continue;
-      ASSERT_GE(part.range.offset, end) << part.name << ", seed " << seed;
-      ASSERT_EQ(part.range.offset % part.alignment, 0U) << part.name << ", seed " << seed;
-      end = part.range.offset + part.range.bytes;
-      const auto inside = [&](const Range& all) {
-        return part.range.offset >= all.offset && end <= all.offset + all.bytes;
+      const auto inside = [&](const char* name, const Range& all) {
+        const std::uint64_t end = part.range.offset + part.range.bytes;
+        return part.name != name || part.range.bytes == 0 ||
+               (part.range.offset >= all.offset && end <= all.offset + all.bytes);
       };
-      EXPECT_TRUE(part.name != "window" || inside(layout.windows(part.slot))) << seed;
-      EXPECT_TRUE(part.name != "checksums" || inside(layout.checksums(part.slot))) << seed;
+      EXPECT_TRUE(inside("window", layout.windows(part.slot))) << seed;
+      EXPECT_TRUE(inside("checksums", layout.checksums(part.slot))) << seed;
+      EXPECT_TRUE(inside("back windows", layout.back_windows(part.slot))) << seed;
+      EXPECT_TRUE(inside("back checksums", layout.back_checksums(part.slot))) << seed;
     }
-    ASSERT_LE(end, layout.inbox_bytes()) << "seed " << seed;
   }
 }
 
