@@ -95,7 +95,7 @@ class Links::Server final : public Agent {
       return;
     }
     if (hop + 2 < t.hops || t.latency == 0) {
-      t.route[hop + 1]->add(flow_of(t.message), travel, 1);
+      t.route[hop + 1]->add(t.flow, travel, 1);
     } else {
       pipes_[t.tier].add(links_.queue_.now() + t.latency, travel);
     }
@@ -116,7 +116,7 @@ void Links::Pipe::on_event(std::uint64_t) {
   blocks_.pop();
   if (!blocks_.empty()) links_.queue_.at(blocks_.front().at, *this, 0);
   const Travel& t = links_.travels_[travel];
-  t.route[t.hops - 1]->add(flow_of(t.message), travel, 1);
+  t.route[t.hops - 1]->add(t.flow, travel, 1);
 }
 
 // Other traffic takes its share of a port's time, whatever the tier; what comes in passes the
@@ -196,6 +196,7 @@ void Links::send(const Message& message) {
   Travel& t = travels_[index];
   t = {};
   t.message = message;
+  t.flow = static_cast<std::uint32_t>(message.from);
   t.blocks = static_cast<std::uint32_t>((message.bytes + pod_.block - 1) / pod_.block);
   t.last_bytes =
       static_cast<std::uint32_t>(message.bytes - std::uint64_t{t.blocks - 1} * pod_.block);

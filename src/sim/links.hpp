@@ -43,22 +43,20 @@ class Links {
   class Server;
   class Pipe;
   static constexpr std::size_t kMaxHops = 5;
-  struct Travel {
-    Message message;
+  // What each block needs at each hop lies in two lines of the cache.
+  struct alignas(64) Travel {
+    std::array<Server*, kMaxHops> route = {};
+    std::array<std::uint32_t, kMaxHops> passed = {};  // blocks begun by each server
     std::uint32_t blocks = 0;
     std::uint32_t last_bytes = 0;
     std::uint32_t hops = 0;
-    Time latency = 0;  // before the last hop
-    std::size_t tier = 0;
-    std::array<Server*, kMaxHops> route = {};
-    std::array<std::uint32_t, kMaxHops> passed = {};  // blocks begun by each server
     std::uint32_t arrived = 0;
+    std::uint32_t flow = 0;  // beyond the sender's port
+    Time latency = 0;        // before the last hop
+    std::size_t tier = 0;
+    Message message;
   };
 
-  // Beyond the sender's port.
-  static std::uint32_t flow_of(const Message& message) {
-    return static_cast<std::uint32_t>(message.from);
-  }
   void find_route(Travel& travel);
   void add_servers(int rank, int lanes, std::size_t senders);
 

@@ -16,12 +16,6 @@ sim::LayerOptions first_options(const SimPlan& plan) {
                       plan.seeds.front());
 }
 
-std::string seeds_text(const SimPlan& plan) {
-  return plan.seeds.size() == 1
-             ? fmt::format("seed {}", plan.seeds.front())
-             : fmt::format("seeds {} to {}", plan.seeds.front(), plan.seeds.back());
-}
-
 std::string roles_text(const PathFigures& path) {
   const Roles& r = path.roles;
   return fmt::format("{}:{}:{}", r.count, r.send, r.receive);
@@ -164,6 +158,12 @@ Json point_json(const SimPlan& plan, const SimPoint& point, bool lists_variants)
 }
 
 }  // namespace
+
+std::string seeds_text(const SimPlan& plan) {
+  return plan.seeds.size() == 1
+             ? fmt::format("seed {}", plan.seeds.front())
+             : fmt::format("seeds {} to {}", plan.seeds.front(), plan.seeds.back());
+}
 
 std::string variants_text(const SimPlan& plan) {
   return plan.variants.size() == 1 ? "variant " + plan.variants.front().name

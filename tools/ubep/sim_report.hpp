@@ -17,6 +17,8 @@ struct SimCost {
   std::uint64_t events = 0;
 };
 
+// "seed 1", "seeds 1 to 4".
+std::string seeds_text(const SimPlan& plan);
 // "variant base", or how many.
 std::string variants_text(const SimPlan& plan);
 // "pod generic: 64 ranks, ...": what all points have in common.

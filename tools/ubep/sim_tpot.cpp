@@ -162,7 +162,14 @@ class Tpot {
     const SimGrid grid(reference);
     events_ += grid.events();
     const Exchanges bsp = exchanges(reference, grid, kBsp);
-    for (std::size_t v = 0; v < us.size(); ++v) us[v] = kPublicLayer.us - mean(bsp[v]);
+    for (std::size_t v = 0; v < us.size(); ++v) {
+      us[v] = kPublicLayer.us - mean(bsp[v]);
+      if (us[v] > 0) continue;
+      throw InputError(fmt::format(
+          "bsp's dispatch, experts and combine take {:.0f} us on variant {}, more than the "
+          "published {} us of a whole layer: give --layer-us",
+          mean(bsp[v]), variants_[v].name, kPublicLayer.us));
+    }
     return us;
   }
 

@@ -27,10 +27,10 @@ void print_head(const TpotCommand& c, const SimPlan& plan, const TpotResult& res
   const sim::Pod& pod = plan.variants.front().pod;
   fmt::print(to,
              "{} on {}: {} layers, {} of them dense; {} experts, top-{}, hidden {}, {}; {} lanes, "
-             "routing {}, seeds {} to {}, {}{}\n",
+             "routing {}, {}, {}{}\n",
              m.name, pod.name, m.layers, m.dense_layers, m.experts, m.topk, m.hidden,
              name(plan.base.dtype), plan.lanes == 0 ? pod.lanes : plan.lanes, plan.routing,
-             plan.seeds.front(), plan.seeds.back(), variants_text(plan),
+             seeds_text(plan), variants_text(plan),
              scenario_text(plan.options(plan.tokens.front(), plan.paths.front(),
                                         plan.variants.front(), plan.seeds.front())));
   fmt::print(to, "arrival jitter: exponential, mean {} us; experts {} us at the mean load; {}\n",
