@@ -42,6 +42,27 @@ TEST(PodParametersTest, EachScalesOneNumber) {
   EXPECT_EQ(scaled("lane.poll_ns", 0).lane.poll, 1U);
 }
 
+TEST(PodParametersTest, OnesOfBspAndOfTiersAreThere) {
+  sim::Pod pod = sim::flat_pod(4, 1000);
+  pod.tiers[0].rate = 900;
+  pod.bsp = sim::LaneCosts{};
+  pod.bsp->poll = 10;
+  pod.lane.signal = 20;
+  const auto all = parameters_of(pod);
+  const auto scaled = [&](const char* name, double factor) {
+    sim::Pod copy = pod;
+    for (const PodParameter& p : all) {
+      if (p.name == name) p.scale(copy, factor);
+    }
+    return copy;
+  };
+  EXPECT_EQ(scaled("bsp.poll_ns", 1.2).bsp->poll, 12U);
+  EXPECT_EQ(scaled("lane.signal_ns", 0.8).lane.signal, 16U);
+  EXPECT_EQ(scaled("tiers.0.rate_gb_s", 0.8).tiers[0].rate, 720U);
+  EXPECT_EQ(scaled("tiers.0.rate_gb_s", 1.2).tiers[0].rate, 1000U);  // of the port, at most
+  EXPECT_EQ(scaled("port_gb_s", 0.8).tiers[0].rate, 800U);
+}
+
 SimPlan small_plan() {
   SimPlan plan;
   plan.base = {.ranks = 5, .hidden = 1024, .topk = 2, .experts = 10};
