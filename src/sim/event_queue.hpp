@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -35,16 +36,25 @@ class EventQueue {
 
   // `time` is not in the past. The agent must live until then.
   void at(Time time, Agent& agent, std::uint64_t token) {
-    heap_.push_back({std::max(time, now_), added_++, &agent, token});
-    std::push_heap(heap_.begin(), heap_.end());
+    const Event event = {std::max(time, now_), added_++, &agent, token};
+    std::size_t place = heap_.size();
+    heap_.push_back(event);
+    while (place != 0) {
+      const std::size_t parent = (place - 1) / kChildren;
+      if (!event.is_before(heap_[parent])) break;
+      heap_[place] = heap_[parent];
+      place = parent;
+    }
+    heap_[place] = event;
   }
 
   // False: nothing is left.
   bool run_next() {
     if (heap_.empty()) return false;
-    std::pop_heap(heap_.begin(), heap_.end());
-    const Event event = heap_.back();
-    heap_.pop_back();
+    const Event event = heap_.front();
+    drop_first();
+    // Agents lie anywhere: the next one comes into the cache while this one does its part.
+    if (!heap_.empty()) __builtin_prefetch(heap_.front().agent);
     now_ = event.time;
     ++count_;
     event.agent->on_event(event.token);
@@ -65,12 +75,33 @@ class EventQueue {
     std::uint64_t number;
     Agent* agent;
     std::uint64_t token;
-    bool operator<(const Event& other) const {  // a max-heap: the earliest on top
-      return time != other.time ? time > other.time : number > other.number;
+    bool is_before(const Event& other) const {
+      return time != other.time ? time < other.time : number < other.number;
     }
   };
 
-  std::vector<Event> heap_;
+  // Puts the last event in the place of the first, and then where it belongs.
+  void drop_first() {
+    const Event event = heap_.back();
+    heap_.pop_back();
+    const std::size_t size = heap_.size();
+    if (size == 0) return;
+    std::size_t place = 0;
+    for (std::size_t child = 1; child < size; child = kChildren * place + 1) {
+      std::size_t earliest = child;
+      const std::size_t end = std::min(child + kChildren, size);
+      for (++child; child < end; ++child) {
+        if (heap_[child].is_before(heap_[earliest])) earliest = child;
+      }
+      if (!heap_[earliest].is_before(event)) break;
+      heap_[place] = heap_[earliest];
+      place = earliest;
+    }
+    heap_[place] = event;
+  }
+
+  static constexpr std::size_t kChildren = 4;  // half as deep as with two
+  std::vector<Event> heap_;                    // the earliest on top
   Time now_ = 0;
   std::uint64_t added_ = 0;
   std::uint64_t count_ = 0;

@@ -18,6 +18,9 @@ namespace {
 
 constexpr std::uint64_t kClaimUnit = 4;
 
+// What is put into an inbox: rows, and words that tell of some.
+bool is_row(Range range) { return range.bytes > sizeof(std::uint64_t); }
+
 }  // namespace
 
 SimFabric::SimFabric(World& world, int rank) : world_(world), rank_(rank) {
@@ -30,8 +33,8 @@ SimFabric::SimFabric(World& world, int rank) : world_(world), rank_(rank) {
     return rate == 0 ? 0 : 1e9 / static_cast<double>(rate);
   };
   const auto ns = [](Time time) { return static_cast<double>(time) / double{kNanosecond}; };
-  facts_.lane = {.count_ns = 2 * ns(lane.poll) + 3 * ns(lane.issue),
-                 .issue_ns = ns(lane.issue),
+  facts_.lane = {.count_ns = 2 * ns(lane.poll) + 3 * ns(lane.flag()),
+                 .issue_ns = ns(lane.issue + lane.row),
                  .send_ns = per_byte(lane.put),
                  .receive_ns = per_byte(lane.copy)};
   for (int r = 0; r < options.ranks; ++r) {
@@ -49,6 +52,11 @@ SimFabric::~SimFabric() {
 }
 
 int SimFabric::size() const { return world_.options().ranks; }
+
+// Where nothing is to be spent, that is no call.
+void SimFabric::spend(Time cost) const {
+  if (cost != 0) world_.spend(cost);
+}
 
 void SimFabric::check_rank(int rank, const char* call) const {
   if (rank >= 0 && rank < size()) return;
@@ -188,7 +196,10 @@ void SimFabric::replicate(int rank, std::span<const Range> ranges) {
     bytes += range.bytes;
     world_.fabric(rank).replicas_.insert({rank_, range.offset, range.bytes});
   }
-  world_.send_put(rank_, rank, bytes, world_.memory_.put_replica(rank_, rank));
+  world_.send_put(rank_, {.to = rank,
+                          .bytes = bytes,
+                          .put = world_.memory_.put_replica(rank_, rank),
+                          .issue = world_.options().pod.lane.flag()});
 }
 
 void SimFabric::end_claim(Range range) {
@@ -204,6 +215,9 @@ void SimFabric::end_claim(Range range) {
 
 std::byte* SimFabric::inbox(Range range) {
   check_inbox(rank_, range, "inbox");
+  if (world_.options().copies_inbox && part_ == Part::dispatch && is_row(range)) {
+    spend(world_.options().pod.lane.receive_row);
+  }
   world_.memory_.absorb(rank_);
   return world_.memory_.inbox(rank_) + range.offset;
 }
@@ -217,8 +231,15 @@ std::byte* SimFabric::claim_at(int rank, Range range) {
 void SimFabric::commit_at(int rank, Range range, Store store) {
   check_inbox(rank, range, "commit_at");
   if (range.bytes == 0) return;
+  const LaneCosts& lane = world_.options().pod.lane;
+  if (is_row(range)) {
+    spend(part_ == Part::dispatch ? lane.row : lane.combine_row);
+    world_.await_room();
+  }
   const std::uint64_t put = world_.memory_.put(rank_, rank, range, store, world_.loose());
-  world_.send_put(rank_, rank, range.bytes, put);
+  world_.send_put(
+      rank_,
+      {.to = rank, .bytes = range.bytes, .put = put, .issue = lane.issue, .is_row = is_row(range)});
 }
 
 std::byte* SimFabric::incoming(int source, Range range) {
@@ -230,6 +251,7 @@ std::byte* SimFabric::incoming(int source, Range range) {
 
 void SimFabric::taken(int source, Range range) {
   check_rank(source, "taken");
+  if (part_ == Part::dispatch && is_row(range)) spend(world_.options().pod.lane.receive_row);
   if (!facts_.moves_rows) world_.memory_.take_landed(rank_, range.offset);
 }
 
@@ -252,7 +274,7 @@ void SimFabric::publish(int peer, std::uint64_t offset, std::uint64_t value, con
     broken_invariant(
         fmt::format("rank {}: {} at {}: no place for one", rank_, call, offset).c_str());
   }
-  world_.spend(world_.options().pod.lane.issue);
+  world_.spend(world_.options().pod.lane.flag());
   // acquires: nothing; the own word.
   const std::uint64_t before = world_.memory_.load_flag(rank_, rank_, offset);
   if (value <= before) {

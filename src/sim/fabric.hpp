@@ -35,6 +35,10 @@ class SimFabric final : public Agent {
   int rank() const { return rank_; }
   int size() const;
 
+  // What rows that are put and taken out belong to, and so cost.
+  enum class Part : std::uint8_t { dispatch, combine };
+  void begin(Part part) { part_ = part; }
+
   const std::byte* acquire(int rank, Range range);
   void release(int rank, Range range);
   void abandon(int rank, Range range);
@@ -88,6 +92,7 @@ class SimFabric final : public Agent {
   void check_inbox(int rank, Range range, const char* call) const;
   std::vector<bool>::iterator claim_of(std::uint64_t offset);
   void end_claim(Range range);
+  void spend(Time cost) const;
   void publish(int peer, std::uint64_t offset, std::uint64_t value, const char* call);
   const std::byte* fetch(const Place& place);
   void read(const Place& place, const Fetch& fetch);
@@ -95,6 +100,7 @@ class SimFabric final : public Agent {
 
   World& world_;
   int rank_;
+  Part part_ = Part::dispatch;
   FabricFacts facts_;
   std::unordered_map<Place, Fetch, PlaceHash> fetches_;
   std::unordered_set<Place, PlaceHash> replicas_;       // that peers have sent; flags follow them

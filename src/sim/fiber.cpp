@@ -46,9 +46,20 @@ class PooledStacks {
   void deallocate(boost::context::stack_context& stack) { pool().push_back(stack); }
 
  private:
+  struct Pool {
+    Pool() = default;
+    ~Pool() {
+      for (auto& stack : stacks) {
+        boost::context::protected_fixedsize_stack(kStackBytes).deallocate(stack);
+      }
+    }
+    Pool(const Pool&) = delete;
+    Pool& operator=(const Pool&) = delete;
+    std::vector<boost::context::stack_context> stacks;
+  };
   static std::vector<boost::context::stack_context>& pool() {
-    thread_local std::vector<boost::context::stack_context> stacks;
-    return stacks;
+    thread_local Pool pool;
+    return pool.stacks;
   }
 };
 

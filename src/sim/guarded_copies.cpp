@@ -20,7 +20,7 @@ std::size_t pages_of(std::uint64_t bytes) {
 }  // namespace
 
 GuardedCopies& GuardedCopies::all() {
-  static GuardedCopies copies;
+  thread_local GuardedCopies copies;
   return copies;
 }
 

@@ -10,7 +10,7 @@ namespace ubep::sim {
 
 class GuardedCopies {
  public:
-  static GuardedCopies& all();  // one for the process: fresh pages are slow
+  static GuardedCopies& all();  // one for the thread: fresh pages are slow
 
   // 64-byte aligned; the copy ends where its last page ends, to whole lines.
   std::byte* make(std::uint64_t bytes);

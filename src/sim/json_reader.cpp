@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <fstream>
 #include <sstream>
+#include <utility>
 
 #include "ubep/status.hpp"
 
@@ -27,8 +28,10 @@ void JsonFile::fail(std::size_t at, const std::string& what) const {
   throw Error(ErrorCode::invalid_argument, fmt::format("{}:{}: {}", path, line_at(text, at), what));
 }
 
-JsonFile read_json(const std::string& path) {
-  JsonFile file{.path = path, .text = contents(path), .json = {}};
+JsonFile read_json(const std::string& path) { return parse_json(path, contents(path)); }
+
+JsonFile parse_json(const std::string& name, std::string text) {
+  JsonFile file{.path = name, .text = std::move(text), .json = {}};
   if (const auto error = first_error(file.text)) file.fail(error->at, error->what);
   file.json = Json::parse(file.text);
   return file;
@@ -96,6 +99,12 @@ std::string JsonReader::text(const std::string& key) {
   return value.get<std::string>();
 }
 
+bool JsonReader::boolean(const std::string& key) {
+  const Json& value = need(key);
+  if (!value.is_boolean()) fail(key, "is " + value.dump() + ", expected true or false");
+  return value.get<bool>();
+}
+
 std::uint64_t JsonReader::rate(const std::string& key) {
   return static_cast<std::uint64_t>(number(key, 1e-3, 1e6) * 1e9);
 }
@@ -111,6 +120,9 @@ Time JsonReader::time(const std::string& key) {
 void JsonReader::finish(const std::string& kind) const {
   for (const JsonPlace& place : places_) {
     if (!known_.contains(place.key)) fail(place.key, "is not a key of " + kind);
+  }
+  for (const auto& member : object_.items()) {  // set by a variant, so not in the text
+    if (!known_.contains(member.key())) fail(member.key(), "is not a key of " + kind);
   }
 }
 

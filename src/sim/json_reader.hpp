@@ -31,6 +31,8 @@ struct JsonFile {
 };
 
 JsonFile read_json(const std::string& path);
+// Of a text that is here; `name` stands for the path in messages.
+JsonFile parse_json(const std::string& name, std::string text);
 
 // One object of the file, and where in the text it begins.
 class JsonReader {
@@ -47,6 +49,7 @@ class JsonReader {
   double number(const std::string& key, double low, double high);
   std::int64_t integer(const std::string& key, std::int64_t low, std::int64_t high);
   std::string text(const std::string& key);
+  bool boolean(const std::string& key);
   // Rates in GB/s, times in ns.
   std::uint64_t rate(const std::string& key);
   // 0 stands for one that is left out.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <vector>
 
 #include "sim/world.hpp"
@@ -18,13 +19,27 @@ struct LaneTimes {
   Time of(Activity activity) const { return spent[static_cast<std::size_t>(activity)]; }
 };
 
+// What a lane did without a break.
+struct LaneSlice {
+  int rank = 0;
+  int lane = 0;
+  Activity activity = Activity::idle;
+  Time begin = 0;
+  Time end = 0;
+};
+
 class LaneTracer final : public Tracer {
  public:
-  LaneTracer(World& world, int lanes)
+  // `slices` (null: nobody wants them) gets those of all lanes, in the order of their begin within
+  // a lane.
+  LaneTracer(World& world, int rank, int lanes, std::vector<LaneSlice>* slices)
       : world_(world),
+        rank_(rank),
+        slices_(slices),
         lanes_(static_cast<std::size_t>(lanes)),
         since_(lanes_.size()),
-        latest_(lanes_.size(), Activity::idle) {}
+        latest_(lanes_.size(), Activity::idle),
+        slice_(lanes_.size(), kNone) {}
 
   void charge(int lane, Activity activity) override {
     const auto i = static_cast<std::size_t>(lane);
@@ -52,13 +67,30 @@ class LaneTracer final : public Tracer {
   void add(std::size_t lane, Activity activity) {
     const Time now = world_.now();
     lanes_[lane].spent[static_cast<std::size_t>(activity)] += now - since_[lane];
+    if (slices_ != nullptr && now > since_[lane]) keep(lane, activity, now);
     since_[lane] = now;
   }
+  // The lane goes on with what it did, or with something else.
+  void keep(std::size_t lane, Activity activity, Time now) {
+    if (slice_[lane] != kNone) {
+      LaneSlice& last = (*slices_)[slice_[lane]];
+      if (last.activity == activity && last.end == since_[lane]) {
+        last.end = now;
+        return;
+      }
+    }
+    slice_[lane] = slices_->size();
+    slices_->push_back({rank_, static_cast<int>(lane), activity, since_[lane], now});
+  }
 
+  static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
   World& world_;
+  int rank_;
+  std::vector<LaneSlice>* slices_;
   std::vector<LaneTimes> lanes_;
   std::vector<Time> since_;
   std::vector<Activity> latest_;
+  std::vector<std::size_t> slice_;  // the newest of each lane
   Time begin_ = 0;
 };
 

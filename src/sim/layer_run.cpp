@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <memory>
 
@@ -19,12 +20,16 @@ namespace {
 
 constexpr auto index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
+std::uint64_t combined_bytes(const LayerOptions& o) { return index(o.hidden) * size_of(o.dtype); }
+
+bool has_records(const LayerOptions& o) { return o.quant != Quant::none || o.record_bytes != 0; }
+
 GroupConfig make_group(const LayerOptions& o) {
   GroupConfig config;
   config.size = o.ranks;
   config.max_tokens = o.tokens;
   config.max_topk = o.topk;
-  config.max_row_bytes = index(o.hidden) * size_of(o.dtype);
+  config.max_row_bytes = std::max(combined_bytes(o), round_up(dispatched_bytes(o), 2));
   config.max_stride = round_up(config.max_row_bytes, kLineBytes);
   config.push = o.path == Path::push || o.path == Path::bsp;
   config.bsp = o.path == Path::bsp;
@@ -38,11 +43,13 @@ GroupConfig make_group(const LayerOptions& o) {
 
 WorldOptions make_world(const LayerOptions& o, const GroupConfig& config) {
   WorldOptions world{.pod = o.pod, .ranks = o.ranks, .lanes = o.lanes, .seed = o.seed};
+  if (o.path == Path::bsp && o.pod.bsp) world.pod.lane = *o.pod.bsp;
   world.mapped = o.path == Path::read;
   world.memory.moves_rows = o.moves_rows;
   const RowProtocol::Arrival arrival = find_protocol(o.protocol).arrival();
   world.memory.tells_puts = arrival == RowProtocol::Arrival::decoded;
   world.memory.tells_acks = arrival == RowProtocol::Arrival::acknowledged;
+  world.copies_inbox = o.path == Path::bsp || (o.path == Path::push && o.stage_pushed);
   for (int r = 0; r < o.ranks; ++r) {
     world.memory.segment_bytes.push_back(SegmentLayout(config, r).bytes());
     if (config.push) world.memory.inbox_bytes.push_back(SegmentLayout(config, r).inbox_bytes());
@@ -85,11 +92,11 @@ class LayerRank {
                                  .tile_bytes = 4096,  // of a vector core, not of a CPU
                                  .made_together = true})),
         crew_(world, rank, *engine_),
-        tracer_(world, o.lanes) {
+        tracer_(world, rank, o.lanes, o.slices) {
     engine_->set_lanes(o.lanes, o.roles, o.order);
     engine_->set_tracer(&tracer_);
     bytes_ = index(o.tokens) * index(o.hidden) * size_of(o.dtype);
-    x_ = PrivateRows(std::max<std::size_t>(bytes_, 1));
+    x_ = PrivateRows(std::max<std::size_t>(bytes_, 1));  // read only where rows move
     out_ = PrivateRows(std::max<std::size_t>(bytes_, 1));
     Random random(o.seed * 1000 + static_cast<std::uint64_t>(rank));
     // Exponents stay far from those of infinities and NaNs.
@@ -100,7 +107,11 @@ class LayerRank {
   }
 
   void live(Meeting& meeting) {
-    x_rows_ = {x_.data(), options_.tokens, options_.hidden, options_.dtype};
+    x_rows_ = token_rows();
+    if (has_records(options_)) {
+      const auto halves = static_cast<std::int64_t>((dispatched_bytes(options_) + 1) / 2);
+      x_rows_ = {x_.data(), options_.tokens, halves, DType::bf16};
+    }
     const RoutingView routing{.topk_idx = ids_,
                               .topk_weights = weights_,
                               .num_tokens = static_cast<std::uint32_t>(options_.tokens),
@@ -108,6 +119,7 @@ class LayerRank {
     const bool by_expert = options_.layout != Layout::rank_major;
     tracer_.begin();
     crew_.call_in();
+    launch(world_.options().pod.lane.launch);
     must(engine_->start_dispatch(x_rows_, routing,
                                  {.layout = options_.layout,
                                   .path = options_.path,
@@ -118,10 +130,16 @@ class LayerRank {
     times_.dispatch = world_.now();
     read_rows();
     times_.first_read = world_.now();
+    if (options_.expert_row != 0) {
+      world_.spend(options_.expert_row * static_cast<Time>(handle_.received.num_rows));
+    }
     if (options_.aligned) meeting.wait(rank_);
     times_.combine_start = world_.now();
     tracer_.begin();
     crew_.call_in();
+    if (has_records(options_)) turn_into_tokens();
+    world_.fabric(rank_).begin(SimFabric::Part::combine);
+    launch(world_.options().pod.lane.combine_launch);
     must(engine_->start_combine(
         handle_, {.out = {out_.data(), options_.tokens, options_.hidden, options_.dtype}}));
     times_.combine_lanes = complete();
@@ -152,6 +170,25 @@ class LayerRank {
   }
 
  private:
+  Rows token_rows() const {
+    return {const_cast<std::byte*>(x_.data()), options_.tokens, options_.hidden, options_.dtype};
+  }
+
+  // What comes back of dispatched records is as large as the tokens.
+  void turn_into_tokens() {
+    handle_.hidden = options_.hidden;
+    handle_.dtype = options_.dtype;
+    handle_.x = token_rows();
+    handle_.output.hidden = options_.hidden;
+    handle_.output.dtype = options_.dtype;
+    handle_.output.stride_bytes =
+        static_cast<std::int64_t>(round_up(combined_bytes(options_), kLineBytes));
+  }
+
+  void launch(Time time) {
+    if (time != 0) world_.spend(time);
+  }
+
   static void must(const Status& status) {
     if (!status.ok()) throw Error(ErrorCode::setup, "simulated layer: " + status.message());
   }
@@ -210,7 +247,7 @@ class LayerRank {
   // What experts do first with received rows; and, where rows move, all that they do.
   void read_rows() {
     const Received& received = handle_.received;
-    const std::uint64_t bytes = index(options_.hidden) * size_of(options_.dtype);
+    const std::uint64_t bytes = index(x_rows_.row_bytes());
     if (options_.path == Path::read) {
       for (int q = 0; q < options_.ranks; ++q) {
         const std::uint64_t rows = handle_.routed->receive.sources[index(q)].num_rows();
@@ -255,6 +292,12 @@ class LayerRank {
   RankTimes times_;
 };
 
+// Of this mean, at most 10 times it.
+Time exponential(Random& random, Time mean) {
+  const double unit = static_cast<double>(random.next() >> 11U) * 0x1p-53;
+  return static_cast<Time>(std::min(-std::log1p(-unit), 10.0) * static_cast<double>(mean));
+}
+
 // Lanes that are still within an engine leave it before it goes.
 class EndOfWorld {
  public:
@@ -292,7 +335,41 @@ void check_path(const LayerOptions& o) {
   }
 }
 
-void check(const LayerOptions& o) {
+void check_rates(const LayerOptions& o) {
+  if (o.pod.background >= o.pod.port) {
+    fail(fmt::format("background is {} GB/s, ports of the pod {} have {}",
+                     static_cast<double>(o.pod.background) * 1e-9, o.pod.name,
+                     static_cast<double>(o.pod.port) * 1e-9));
+  }
+  for (const Degraded& d : o.pod.degraded) {
+    check_range("degraded rank", d.rank, 0, o.ranks - 1);
+    if (d.to != -1) check_range("degraded rank", d.to, 0, o.ranks - 1);
+    if (d.to == d.rank) fail(fmt::format("degraded link is from {} to itself", d.rank));
+    if (!(d.factor > 0 && d.factor < 1)) {
+      fail(fmt::format("degraded factor is {}, expected above 0 and below 1", d.factor));
+    }
+  }
+}
+
+void check_records(const LayerOptions& o) {
+  check_range("record_bytes", o.record_bytes, 0, 1 << 26);
+  if (o.quant != Quant::none && o.record_bytes != 0) {
+    fail(fmt::format("record_bytes is {}, quant is {}: expected one of them", o.record_bytes,
+                     name(o.quant)));
+  }
+  if (has_records(o) && o.moves_rows) fail("rows move, so they cannot be records");
+}
+
+}  // namespace
+
+std::uint64_t dispatched_bytes(const LayerOptions& o) {
+  if (o.record_bytes != 0) return static_cast<std::uint64_t>(o.record_bytes);
+  if (o.quant == Quant::none) return combined_bytes(o);
+  const bool bare = o.path != Path::push || !find_protocol(o.protocol).decodes();
+  return round_up(record_bytes(o.quant, o.hidden), bare ? record_grid(o.quant) : 1);
+}
+
+void check_layer(const LayerOptions& o) {
   if (o.ranks < 1 || o.ranks > o.pod.ranks) {
     fail(fmt::format("ranks is {}, the pod {} has {}", o.ranks, o.pod.name, o.pod.ranks));
   }
@@ -304,6 +381,8 @@ void check(const LayerOptions& o) {
     fail(fmt::format("topk is {}, expected 1 to {}", o.topk, std::min(o.experts, kMaxTopk)));
   }
   check_path(o);
+  check_rates(o);
+  check_records(o);
   if (!o.topk_idx.empty() && o.topk_idx.size() != index(o.ranks)) {
     fail(fmt::format("topk_idx is of {} ranks, expected {}", o.topk_idx.size(), o.ranks));
   }
@@ -314,29 +393,32 @@ void check(const LayerOptions& o) {
     }
     for (const std::int32_t id : ids) check_range("topk_idx", id, -1, o.experts - 1);
   }
-}
-
-}  // namespace
-
-LayerResult run_layer(const LayerOptions& options) {
-  check(options);
-  const GroupConfig config = make_group(options);
-  for (int r = 0; r < options.ranks; ++r) {
+  const GroupConfig config = make_group(o);
+  for (int r = 0; r < o.ranks; ++r) {
     if (config.max_rows(r) > 0x7fffffff) {
       fail(fmt::format("tokens x topk x ranks is {} rows on rank {}, expected at most {}",
                        config.max_rows(r), r, 0x7fffffff));
     }
   }
+}
+
+LayerResult run_layer(const LayerOptions& options) {
+  check_layer(options);
+  const GroupConfig config = make_group(options);
   World world(make_world(options, config));
   Meeting meeting(world, options.ranks);
   std::vector<std::unique_ptr<LayerRank>> ranks;
   const EndOfWorld end_of_world(world);
+  Random arrivals(options.seed * 1'000'033);
   for (int r = 0; r < options.ranks; ++r) {
     ranks.push_back(std::make_unique<LayerRank>(options, config, world, r));
     LayerRank& rank = *ranks.back();
-    world.start(r, [&rank, &meeting] { rank.live(meeting); });
+    const Time late = options.arrival == 0 ? 0 : exponential(arrivals, options.arrival);
+    world.start(
+        r, [&rank, &meeting] { rank.live(meeting); }, late);
     for (int lane = 1; lane < options.lanes; ++lane) {
-      world.start(r, [&rank, lane] { rank.help(lane); });
+      world.start(
+          r, [&rank, lane] { rank.help(lane); }, late);
     }
   }
   if (!world.run()) {

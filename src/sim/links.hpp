@@ -2,12 +2,15 @@
 //
 // A message goes from its sender's port over the uplinks of the tiers between to its receiver's
 // memory. Blocks of one flow keep their order; flows share a server evenly. A flow is a lane at the
-// sender's port and a sender everywhere else.
+// sender's port and a sender everywhere else. Ports and memories take longer for bytes of a tier
+// that has a rate of its own.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "sim/event_queue.hpp"
@@ -39,30 +42,30 @@ class Links {
  private:
   class Server;
   class Pipe;
-  static constexpr std::size_t kMaxHops = 4;
-  struct Travel {
-    Message message;
+  static constexpr std::size_t kMaxHops = 5;
+  // What each block needs at each hop lies in two lines of the cache.
+  struct alignas(64) Travel {
+    std::array<Server*, kMaxHops> route = {};
+    std::array<std::uint32_t, kMaxHops> passed = {};  // blocks begun by each server
     std::uint32_t blocks = 0;
     std::uint32_t last_bytes = 0;
     std::uint32_t hops = 0;
-    Time latency = 0;  // before the last hop
-    std::size_t tier = 0;
-    std::array<Server*, kMaxHops> route = {};
-    std::array<std::uint32_t, kMaxHops> passed = {};  // blocks begun by each server
     std::uint32_t arrived = 0;
+    std::uint32_t flow = 0;  // beyond the sender's port
+    Time latency = 0;        // before the last hop
+    std::size_t tier = 0;
+    Message message;
   };
 
-  // Beyond the sender's port.
-  static std::uint32_t flow_of(const Message& message) {
-    return static_cast<std::uint32_t>(message.from);
-  }
   void find_route(Travel& travel);
+  void add_servers(int rank, int lanes, std::size_t senders);
 
   EventQueue& queue_;
   const Pod& pod_;
-  std::vector<std::unique_ptr<Server>> ports_;                 // [ranks] out
-  std::vector<std::unique_ptr<Server>> memories_;              // [ranks] in
-  std::vector<std::vector<std::unique_ptr<Server>>> uplinks_;  // [tiers][groups x 2]
+  std::vector<std::unique_ptr<Server>> ports_;                   // [ranks] out
+  std::vector<std::unique_ptr<Server>> memories_;                // [ranks] in
+  std::vector<std::vector<std::unique_ptr<Server>>> uplinks_;    // [tiers][groups x 2]
+  std::map<std::pair<int, int>, std::unique_ptr<Server>> slow_;  // from one rank to another
   std::vector<Travel> travels_;
   std::vector<std::uint32_t> free_;  // of travels_
   std::uint64_t bytes_sent_ = 0;

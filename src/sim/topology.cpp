@@ -84,7 +84,7 @@ Distances read_topology(const std::string& path) {
   const JsonFile file = read_json(path);
   JsonReader reader(file);
   if (reader.optional("latency_ns")) return of_latencies(reader);
-  if (file.json.contains("port_gb_s") || file.json.contains("lane")) return of_pod(read_pod(path));
+  if (file.json.contains("port_gb_s") || file.json.contains("lane")) return of_pod(read_pod(file));
   return of_tiers(reader);
 }
 

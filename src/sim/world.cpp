@@ -28,10 +28,11 @@ struct World::Lane final : Agent {
   int number = 0;  // among the lanes of its rank
   Fiber fiber;
   std::vector<Loose> loose;
-  std::vector<std::uint64_t> sizes;  // of its puts under way, by put
-  std::uint64_t under_way = 0;       // bytes
-  bool blocked = false;              // until a put has landed
-  bool waiting = false;              // for news
+  std::uint64_t under_way = 0;  // bytes
+  int rows = 0;                 // under way
+  enum class Blocked : std::uint8_t { no, by_bytes, by_rows };
+  Blocked blocked = Blocked::no;  // until a put has landed
+  bool waiting = false;           // for news
   std::uint64_t waits = 0;
   bool unwinding = false;
 };
@@ -91,10 +92,14 @@ void World::Lane::on_event(std::uint64_t token) {
   switch (token & kKind) {
     case kLanded: {
       const std::uint64_t put = token >> 2;
-      under_way -= sizes[put];
+      const Load load = world.loads_[put];
+      under_way -= load.bytes;
+      if (load.is_row) --rows;
       world.memory_.land(put);
-      if (blocked && under_way <= world.options_.pod.lane.window) {
-        blocked = false;
+      const LaneCosts& costs = world.options_.pod.lane;
+      if ((blocked == Blocked::by_bytes && under_way <= costs.window) ||
+          (blocked == Blocked::by_rows && rows < costs.in_flight)) {
+        blocked = Blocked::no;
         world.resume(*this);
       }
       return;
@@ -225,7 +230,9 @@ void World::kill(int rank) {
   note(rank, "dies");
   wake(n, true);
   for (Lane* lane : n.lanes) {
-    if (std::exchange(lane->blocked, false)) queue_.at(queue_.now(), *lane, kResume);
+    if (std::exchange(lane->blocked, Lane::Blocked::no) != Lane::Blocked::no) {
+      queue_.at(queue_.now(), *lane, kResume);
+    }
   }
 }
 
@@ -238,32 +245,42 @@ Time World::latency(int from, int to) {
   return options_.pod.tier(from, to).latency + random_.up_to(options_.pod.jitter);
 }
 
-void World::send_put(int from, int to, std::uint64_t bytes, std::uint64_t put) {
+void World::await_room() {
+  const int most = options_.pod.lane.in_flight;
+  if (running_ == nullptr || most == 0) return;
+  Lane& lane = *running_;
+  if (lane.rows < most || lane.unwinding) return;
+  lane.blocked = Lane::Blocked::by_rows;
+  suspend(lane);
+}
+
+void World::send_put(int from, const Parcel& parcel) {
   const LaneCosts& costs = options_.pod.lane;
   if (running_ == nullptr) {
-    spend(latency(from, to));
-    memory_.land(put);
+    spend(latency(from, parcel.to));
+    memory_.land(parcel.put);
     return;
   }
   Lane& lane = *running_;
-  if (lane.sizes.size() <= put) lane.sizes.resize(put + 1);
-  lane.sizes[put] = bytes;
-  lane.under_way += bytes;
-  const std::uint64_t token = put << 2 | kLanded;
+  if (loads_.size() <= parcel.put) loads_.resize(parcel.put + 1);
+  loads_[parcel.put] = {parcel.bytes, parcel.is_row};
+  lane.under_way += parcel.bytes;
+  if (parcel.is_row) ++lane.rows;
+  const std::uint64_t token = parcel.put << 2 | kLanded;
   if (options_.has_links) {
     links_.send({.from = from,
                  .lane = lane.number,
-                 .to = to,
-                 .bytes = bytes,
+                 .to = parcel.to,
+                 .bytes = parcel.bytes,
                  .extra = random_.up_to(options_.pod.jitter),
                  .agent = &lane,
                  .token = token});
   } else {
-    queue_.at(queue_.now() + latency(from, to), lane, token);
+    queue_.at(queue_.now() + latency(from, parcel.to), lane, token);
   }
-  spend(costs.issue + time_of(bytes, costs.put) + meet_fate(node(from), true));
+  spend(parcel.issue + time_of(parcel.bytes, costs.put) + meet_fate(node(from), true));
   if (costs.window == 0 || lane.under_way <= costs.window || lane.unwinding) return;
-  lane.blocked = true;
+  lane.blocked = Lane::Blocked::by_bytes;
   suspend(lane);
 }
 

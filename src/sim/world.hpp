@@ -49,6 +49,7 @@ struct WorldOptions {
   std::uint64_t seed = 1;
   // Words of the transcript; empty = none is kept.
   std::function<std::string(int rank, std::uint64_t offset)> name_word;
+  bool copies_inbox = false;  // what a dispatch puts into an inbox is copied out of it
 };
 
 // Thrown through a lane whose rank is dead, or whose world ends.
@@ -123,8 +124,18 @@ class World {
   Time latency(int from, int to);
   std::vector<Loose>& loose();  // of the running lane
   Time hesitate();
-  // A put of the running lane into an inbox; waits while too much of it is under way.
-  void send_put(int from, int to, std::uint64_t bytes, std::uint64_t put);
+  // Waits until the running lane may put another row.
+  void await_room();
+  // What the running lane sends to a peer, which costs it `issue` and its bytes; waits while too
+  // much of it is under way.
+  struct Parcel {
+    int to = 0;
+    std::uint64_t bytes = 0;
+    std::uint64_t put = 0;
+    Time issue = 0;
+    bool is_row = false;
+  };
+  void send_put(int from, const Parcel& parcel);
   // Bytes of `peer` on their way to `rank`, whose fabric is told when they have arrived.
   void start_fetch(int rank, int peer, std::uint64_t bytes, std::uint64_t number);
   // Waits until `bytes` of `peer` have been read.
@@ -141,6 +152,11 @@ class World {
   std::size_t live_lanes_ = 0;
   Lane* running_ = nullptr;
   std::vector<Loose> loose_outside_;
+  struct Load {
+    std::uint64_t bytes = 0;
+    bool is_row = false;
+  };
+  std::vector<Load> loads_;  // of puts under way, by their numbers
   bool ending_ = false;
   Time limit_ = kNever;  // of run()
   std::vector<std::string> transcript_;

@@ -8,8 +8,11 @@
 #include "tools/ubep/exit_code.hpp"
 #include "tools/ubep/launched.hpp"
 #include "tools/ubep/run.hpp"
-#include "tools/ubep/sim.hpp"
 #include "ubep/ubep.hpp"
+#ifdef UBEP_HAVE_SIM
+#include "tools/ubep/sim.hpp"
+#include "tools/ubep/sim_tpot.hpp"
+#endif
 
 int main(int argc, char** argv) {
   using namespace ubep::tools;
@@ -27,11 +30,15 @@ int main(int argc, char** argv) {
   SimCommand sim;
   CLI::App* sim_app = app.add_subcommand("sim", "dispatch and combine on a pod, in virtual time");
   add_sim_options(*sim_app, sim);
+  TpotCommand tpot;
+  CLI::App* tpot_app = sim_app->add_subcommand("tpot", "a model's decode step, with bsp and push");
+  add_tpot_options(*tpot_app, tpot);
 #endif
   try {
     app.parse(argc, argv);
     if (bench_app->parsed()) return run_bench(*bench_app, bench);
 #ifdef UBEP_HAVE_SIM
+    if (tpot_app->parsed()) return run_tpot(*tpot_app, tpot);
     if (sim_app->parsed()) return run_sim(*sim_app, sim);
 #endif
     take_world(*run_app, run.ranks);

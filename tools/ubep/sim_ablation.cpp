@@ -59,8 +59,9 @@ AblationEntry measure(const std::vector<sim::LayerOptions>& runs, const Ablation
   }
   const std::uint64_t row_bytes =
       static_cast<std::uint64_t>(runs[0].hidden) * size_of(runs[0].dtype);
+  const std::uint64_t dispatched = sim::dispatched_bytes(runs[0]);
   if (step.path != Path::bsp) e.roles = all[0].roles;
-  e.dispatch_copies = copies(all, row_bytes, &sim::RankTimes::dispatch_copied);
+  e.dispatch_copies = copies(all, dispatched, &sim::RankTimes::dispatch_copied);
   e.combine_copies = copies(all, row_bytes, &sim::RankTimes::combine_copied);
   for (std::size_t t = 0; t < kAblationTimes; ++t) e.us[t] = summarize(std::move(samples[t]));
   e.spent = {breakdown(all, &sim::RankTimes::dispatch_lanes),

@@ -28,6 +28,27 @@ Summary summarize(std::vector<double> values) {
           .max = values.back()};
 }
 
+double mean(std::span<const double> values) {
+  const double sum = std::accumulate(values.begin(), values.end(), 0.0);
+  return values.empty() ? 0 : sum / static_cast<double>(values.size());
+}
+
+double weighted_percentile(std::vector<Weighted> values, int percent) {
+  if (values.empty()) return 0;
+  std::stable_sort(values.begin(), values.end(),
+                   [](const Weighted& a, const Weighted& b) { return a.value < b.value; });
+  double all = 0;
+  for (const Weighted& item : values) all += item.weight;
+  // A sum of thirds may fall short of 1 by its rounding.
+  const double wanted = all * percent / 100 * (1 - 1e-9);
+  double sum = 0;
+  for (const Weighted& item : values) {
+    sum += item.weight;
+    if (sum >= wanted && item.weight > 0) return item.value;
+  }
+  return values.back().value;
+}
+
 double max_over_mean(std::span<const std::int64_t> loads) {
   const std::int64_t sum = std::accumulate(loads.begin(), loads.end(), std::int64_t{0});
   if (sum == 0) return 1;

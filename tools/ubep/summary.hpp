@@ -28,6 +28,18 @@ struct Summary {
 // All 0 when there are no values.
 Summary summarize(std::vector<double> values);
 
+// 0 when there are none.
+double mean(std::span<const double> values);
+
+struct Weighted {
+  double value = 0;
+  double weight = 1;  // >= 0
+};
+
+// Nearest-rank, too: the smallest value that `percent` (1 to 100) of the weight does not exceed. 0
+// when there are no values.
+double weighted_percentile(std::vector<Weighted> values, int percent);
+
 // Largest load over the mean load; 1 when nothing is loaded.
 double max_over_mean(std::span<const std::int64_t> loads);
 

@@ -131,6 +131,47 @@ TEST_P(LayerRunTest, TimesFollowThePod) {
   EXPECT_GT(all(far), time + 200 * kMicrosecond);
 }
 
+// Late ranks make all of them wait, the same ones each time; a seed makes others late.
+TEST_P(LayerRunTest, RanksMayArriveLate) {
+  LayerOptions options = options_of(path(), layout(), 6, 10);
+  const auto all = [&] {
+    std::vector<Time> ends;
+    for (const RankTimes& times : run_layer(options).ranks) ends.push_back(times.combine);
+    return ends;
+  };
+  const std::vector<Time> together = all();
+  options.arrival = 50 * kMicrosecond;
+  const std::vector<Time> late = all();
+  EXPECT_EQ(late, all());
+  const Time last = *std::max_element(late.begin(), late.end());
+  EXPECT_GT(last, *std::max_element(together.begin(), together.end()) + 20 * kMicrosecond);
+  EXPECT_LT(last, *std::max_element(together.begin(), together.end()) + 500 * kMicrosecond);
+  options.seed = 2;
+  EXPECT_NE(late, all());
+}
+
+TEST_P(LayerRunTest, ExpertsTakeTimeForEachRow) {
+  LayerOptions options = options_of(path(), layout(), 6, 10);
+  for (const RankTimes& times : run_layer(options).ranks) {
+    EXPECT_EQ(times.combine_start, times.first_read);
+  }
+  options.expert_row = 3 * kMicrosecond;
+  for (const RankTimes& times : run_layer(options).ranks) {
+    EXPECT_GT(times.rows, 0U);
+    EXPECT_EQ(times.combine_start - times.first_read, times.rows * 3 * kMicrosecond);
+  }
+}
+
+TEST_P(LayerRunTest, SlicesChangeNoTime) {
+  LayerOptions options = options_of(path(), layout(), 6, 10);
+  options.lanes = 2;
+  const LayerResult plain = run_layer(options);
+  std::vector<LaneSlice> slices;
+  options.slices = &slices;
+  expect_same(plain, run_layer(options));
+  EXPECT_FALSE(slices.empty());
+}
+
 // Where rows do not move, the fabric tells what has arrived: at the same times.
 TEST(LayerRunProtocolTest, PayloadChangesNoTimeAndComesBackRight) {
   for (int p = 1; p <= static_cast<int>(Protocol::fence); ++p) {

@@ -242,6 +242,101 @@ TEST(LinksTest, ASmallMessageIsNotStarvedByOtherSenders) {
   (void)traffic.finish();
 }
 
+// Two tiers, of which the far one gets half of a port.
+Pod pod_of_rates(int ranks, int below) {
+  Pod pod = pod_of_groups(ranks, below, 0);
+  pod.tiers[1].rate = kRate / 2;
+  return pod;
+}
+
+TEST(LinksTest, OneFlowAtTheRateOfItsTier) {
+  Traffic traffic(pod_of_rates(4, 2), 1);
+  traffic.send(0, 0, 1, kBytes);
+  traffic.send(2, 0, 0, kBytes);
+  (void)traffic.finish();
+  EXPECT_EQ(traffic.arrivals[0], kLatency / 10 + time_of(kBlock, kRate) + time_of(kBytes, kRate));
+  EXPECT_EQ(traffic.arrivals[1], kLatency + time_of(kBlock + kBytes, kRate / 2));
+}
+
+// A memory that is slower than the tier sets the pace.
+TEST(LinksTest, TheSlowerOfTierAndMemory) {
+  Pod pod = pod_of_rates(4, 2);
+  pod.memory = kRate / 4;
+  Traffic traffic(pod, 1);
+  traffic.send(2, 0, 0, kBytes);
+  EXPECT_EQ(traffic.finish(), kLatency + time_of(kBlock, kRate / 2) + time_of(kBytes, kRate / 4));
+}
+
+// Near bytes at the port's rate, far ones at half of it: B (n / P + 2 f / P).
+TEST(LinksTest, IncastFromTwoTiers) {
+  Traffic traffic(pod_of_rates(16, 8), 1);
+  for (int s = 1; s < 16; ++s) traffic.send(s, 0, 0, kBytes);
+  EXPECT_WITHIN_1_PERCENT(traffic.finish(), kLatency + time_of((7 + 2 * 8) * kBytes, kRate));
+}
+
+TEST(LinksTest, PermutationAcrossATier) {
+  Traffic traffic(pod_of_rates(8, 4), 1);
+  for (int r = 0; r < 8; ++r) traffic.send(r, 0, (r + 4) % 8, kBytes);
+  (void)traffic.finish();
+  for (const Time at : traffic.arrivals) {
+    EXPECT_EQ(at, kLatency + time_of(kBlock + kBytes, kRate / 2));
+  }
+}
+
+TEST(LinksTest, UniformAllToAllOfTwoTiers) {
+  constexpr int kRanks = 8;
+  const Time expected = kLatency + time_of((3 + 2 * 4) * kBytes, kRate);
+  Traffic at_once(pod_of_rates(kRanks, 4), kRanks);
+  for (int r = 0; r < kRanks; ++r) {
+    for (int i = 1; i < kRanks; ++i) at_once.send(r, i, (r + i) % kRanks, kBytes);
+  }
+  EXPECT_WITHIN_1_PERCENT(at_once.finish(), expected);
+}
+
+// What one rank sends another takes longer; what else they send and take in does not.
+TEST(LinksTest, ADegradedLink) {
+  Pod pod = flat_pod(4, kRate, kLatency);
+  pod.degraded = {{.rank = 0, .to = 1, .factor = 0.25}};
+  Traffic traffic(pod, 1);
+  traffic.send(0, 0, 1, kBytes);
+  const std::size_t back = traffic.send(1, 0, 0, kBytes);
+  traffic.finish();
+  EXPECT_EQ(traffic.arrivals[0],
+            kLatency + 2 * time_of(kBlock, kRate) + time_of(kBytes, kRate / 4));
+  EXPECT_EQ(traffic.arrivals[back], kLatency + time_of(kBlock + kBytes, kRate));
+
+  Traffic others(pod, 2);
+  others.send(0, 0, 1, kBytes);
+  const std::size_t other = others.send(0, 1, 2, kBytes);
+  EXPECT_WITHIN_1_PERCENT(others.finish(), kLatency + time_of(kBytes, kRate / 4));
+  EXPECT_WITHIN_1_PERCENT(others.arrivals[other], kLatency + time_of(2 * kBytes, kRate));
+}
+
+TEST(LinksTest, ADegradedRank) {
+  Pod pod = flat_pod(4, kRate, kLatency);
+  pod.degraded = {{.rank = 0, .to = -1, .factor = 0.5}};
+  Traffic traffic(pod, 1);
+  traffic.send(0, 0, 1, kBytes);
+  traffic.send(2, 0, 0, kBytes);
+  const std::size_t other = traffic.send(3, 0, 2, kBytes);
+  traffic.finish();
+  EXPECT_WITHIN_1_PERCENT(traffic.arrivals[0], kLatency + time_of(kBytes, kRate / 2));
+  EXPECT_WITHIN_1_PERCENT(traffic.arrivals[1], kLatency + time_of(kBytes, kRate / 2));
+  EXPECT_EQ(traffic.arrivals[other], kLatency + time_of(kBlock + kBytes, kRate));
+}
+
+// A fifth of each port is taken: of whatever tier, four fifths are left.
+TEST(LinksTest, OtherTrafficTakesItsShare) {
+  Pod pod = pod_of_rates(4, 2);
+  pod.background = kRate / 5;
+  Traffic traffic(pod, 1);
+  traffic.send(0, 0, 1, kBytes);
+  traffic.send(2, 0, 0, kBytes);
+  traffic.finish();
+  EXPECT_WITHIN_1_PERCENT(traffic.arrivals[0], kLatency / 10 + time_of(kBytes * 5, kRate * 4));
+  EXPECT_WITHIN_1_PERCENT(traffic.arrivals[1], kLatency + time_of(kBytes * 5, kRate * 2));
+}
+
 // Whatever is sent arrives, once (Traffic looks), and no server is faster than its rate: the end
 // is not before what any port, memory or uplink must carry, nor long after the sum of all.
 TEST(LinksTest, BytesAreConserved) {

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tests/unit/sim/pods.hpp"
 #include "tests/unit/tools/test_support.hpp"
 #include "ubep/status.hpp"
@@ -252,6 +254,150 @@ TEST_F(PodTest, TheTierOfTwoRanksIsTheSmallestThatHasBoth) {
   EXPECT_EQ(&pod.tier(5, 4), &pod.tiers[0]);
   EXPECT_EQ(&pod.tier(3, 4), &pod.tiers[1]);
   EXPECT_EQ(&pod.tier(7, 0), &pod.tiers[1]);
+}
+
+// As a pod may be written in full.
+const std::string kFull =
+    with(with(with(with(kPod, "\"jitter_ns\": 1.5,",
+                        "\"jitter_ns\": 1.5, \"protocol\": \"tff-512\", \"source\": \"a book\", "
+                        "\"projection\": true, \"launch_ns\": 3000,"),
+                   ": 500", ": 500, \"rate_gb_s\": 70"),
+              "\"plan_gb_s\": 2,",
+              "\"plan_gb_s\": 2, \"row_ns\": 700, \"combine_row_ns\": 300, "
+              "\"receive_row_ns\": 90, \"in_flight\": 3, \"signal_ns\": 65,"),
+         "65536\n  }",
+         "65536\n  },\n  \"bsp\": { \"row_ns\": 900, \"barrier_ns\": 5000,\n"
+         "    \"combine_launch_ns\": 7000 }");
+
+TEST_F(PodTest, ReadsEveryKeyThatMayBeLeftOut) {
+  const Pod pod = read_pod(folder_.put("pod.json", kFull));
+  EXPECT_EQ(pod.protocol, Protocol::token_flag_512);
+  EXPECT_EQ(pod.source, "a book");
+  EXPECT_TRUE(pod.projection);
+  EXPECT_EQ(pod.tiers[0].rate, 70'000'000'000U);
+  EXPECT_EQ(pod.tiers[1].rate, 0U);
+  EXPECT_EQ(pod.lane.launch, 3 * kMicrosecond);
+  EXPECT_EQ(pod.lane.combine_launch, 3 * kMicrosecond);
+  EXPECT_EQ(pod.lane.row, 700 * kNanosecond);
+  EXPECT_EQ(pod.lane.combine_row, 300 * kNanosecond);
+  EXPECT_EQ(pod.lane.receive_row, 90 * kNanosecond);
+  EXPECT_EQ(pod.lane.in_flight, 3);
+  EXPECT_EQ(pod.lane.flag(), 65 * kNanosecond);
+  ASSERT_TRUE(pod.bsp.has_value());
+  // What it does not say is as on the other paths.
+  EXPECT_EQ(pod.bsp->row, 900 * kNanosecond);
+  EXPECT_EQ(pod.bsp->barrier, 5 * kMicrosecond);
+  EXPECT_EQ(pod.bsp->launch, 3 * kMicrosecond);
+  EXPECT_EQ(pod.bsp->combine_launch, 7 * kMicrosecond);
+  EXPECT_EQ(pod.bsp->combine_row, 300 * kNanosecond);
+  EXPECT_EQ(pod.bsp->put, pod.lane.put);
+
+  const Pod plain = read_pod(folder_.put("plain.json", kPod));
+  EXPECT_EQ(plain.protocol, Protocol::automatic);
+  EXPECT_FALSE(plain.projection);
+  EXPECT_FALSE(plain.bsp.has_value());
+  EXPECT_EQ(plain.lane.flag(), plain.lane.issue);
+  EXPECT_EQ(plain.lane.row + plain.lane.receive_row + plain.lane.launch, 0U);
+}
+
+TEST_F(PodTest, WrongValuesOfKeysThatMayBeLeftOut) {
+  EXPECT_EQ(error_of(with(kFull, ": 70", ": 101")),
+            "13: tiers[0].rate_gb_s is 101, more than port_gb_s, 100");
+  EXPECT_EQ(error_of(with(kFull, "tff-512", "tff-513")),
+            "8: protocol is tff-513, expected one of put-with-signal, tff-16, tff-128, tff-512, "
+            "dc, sp, fence");
+  EXPECT_EQ(error_of(with(kFull, "true", "1")), "8: projection is 1, expected true or false");
+  EXPECT_EQ(error_of(with(kFull, ": 3,", ": -3,")),
+            "29: lane.in_flight is -3, expected 0 to 1048576");
+  EXPECT_EQ(error_of(with(kFull, "\"row_ns\": 900", "\"jitter_ns\": 900")),
+            "32: bsp.jitter_ns is not a key of a pod");
+  EXPECT_EQ(error_of(with(kFull, ": 900", ": \"x\"")),
+            "32: bsp.row_ns is \"x\", expected a number");
+}
+
+TEST_F(PodTest, PodsThatAreBuiltIn) {
+  const std::vector<std::string> names = pod_names();
+  ASSERT_NE(std::find(names.begin(), names.end(), "generic"), names.end());
+  for (const std::string& name : names) {
+    EXPECT_EQ(read_pod(name).name, name);
+    EXPECT_GE(read_pod_variants(name).size(), 1U);
+  }
+  try {
+    (void)read_pod("cm383");
+    ADD_FAILURE() << "there is no such pod";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    const std::string what = error.what();
+    EXPECT_EQ(what.find("'cm383' is not one of the pods that are built in: "), 0U) << what;
+    EXPECT_NE(what.find("generic"), std::string::npos) << what;
+  }
+}
+
+class PodVariantsTest : public PodTest {
+ protected:
+  static std::string variants(const std::string& list) {
+    return with(kPod, "\"lane\": {", "\"variants\": " + list + ",\n  \"lane\": {");
+  }
+};
+
+TEST_F(PodVariantsTest, ThePodAloneWhereNoneAreListed) {
+  const auto all = read_pod_variants(folder_.put("pod.json", kPod));
+  ASSERT_EQ(all.size(), 1U);
+  EXPECT_EQ(all[0].name, "base");
+  EXPECT_EQ(all[0].weight, 1);
+  EXPECT_EQ(all[0].pod.lane.issue, 50 * kNanosecond);
+}
+
+TEST_F(PodVariantsTest, SetValues) {
+  const std::string text = variants(
+      R"([{"name": "a", "weight": 1, "set": {"lane.issue_ns": 77, "tiers.1.latency_ns": 9}},
+          {"name": "b", "weight": 3, "set": {"lane.row_ns": 5, "protocol": "sp", "port_gb_s": 60}},
+          {"name": "c", "weight": 4, "set": {}}])");
+  const std::string path = folder_.put("pod.json", text);
+  EXPECT_EQ(read_pod(path).lane.issue, 50 * kNanosecond);
+  const auto all = read_pod_variants(path);
+  ASSERT_EQ(all.size(), 3U);
+  EXPECT_EQ(all[0].name, "a");
+  EXPECT_DOUBLE_EQ(all[0].weight, 0.125);
+  EXPECT_EQ(all[0].pod.lane.issue, 77 * kNanosecond);
+  EXPECT_EQ(all[0].pod.tiers[1].latency, 9 * kNanosecond);
+  EXPECT_EQ(all[0].pod.tiers[0].latency, 500 * kNanosecond);
+  EXPECT_DOUBLE_EQ(all[1].weight, 0.375);
+  EXPECT_EQ(all[1].pod.lane.issue, 50 * kNanosecond);
+  EXPECT_EQ(all[1].pod.lane.row, 5 * kNanosecond);
+  EXPECT_EQ(all[1].pod.protocol, Protocol::sentinel);
+  EXPECT_EQ(all[1].pod.port, 60'000'000'000U);
+  EXPECT_EQ(all[2].pod.lane.issue, 50 * kNanosecond);
+}
+
+TEST_F(PodVariantsTest, AreReadWithThePod) {
+  const auto error = [&](const std::string& list) { return error_of(variants(list)); };
+  EXPECT_EQ(error("5"), "22: variants expected a list of variants");
+  EXPECT_EQ(error("[]"), "22: variants expected a list of variants");
+  EXPECT_EQ(error("[\n7]"), "23: variants[0] is 7, expected an object");
+  EXPECT_EQ(error(R"([{"name": "a", "weight": 1}])"), "22: variants[0].set is missing");
+  EXPECT_EQ(error(R"([{"name": "a", "weight": 0, "set": {}}])"),
+            "22: variants[0].weight is 0, expected 1e-06 to 1000000");
+  EXPECT_EQ(error(R"([{"name": "a", "weight": 1, "set": {}, "x": 1}])"),
+            "22: variants[0].x is not a key of a variant");
+  EXPECT_EQ(error("[{\"name\": \"a\", \"weight\": 1, \"set\": {}},\n"
+                  "{\"name\": \"a\", \"weight\": 1, \"set\": {}}]"),
+            "23: variants[1].name is there twice: a");
+  const auto set = [&](const std::string& values) {
+    return error("[{\"name\": \"a\", \"weight\": 1,\n \"set\": {" + values + "}}]");
+  };
+  EXPECT_EQ(set("\"lane.speed\": 1"),
+            "23: variants[0].set makes no pod: lane.speed is not a key of a pod");
+  EXPECT_EQ(set("\"lane.issue_ns\": -1"),
+            "23: variants[0].set makes no pod: lane.issue_ns is -1, expected 0 to 1000000000");
+  EXPECT_EQ(set("\n\"tiers.2.ranks\": 1"),
+            "24: variants[0].set.tiers.2.ranks the file has no tiers.2");
+  EXPECT_EQ(set("\"tiers.x.ranks\": 1"),
+            "23: variants[0].set.tiers.x.ranks the file has no tiers.x");
+  EXPECT_EQ(set("\"bsp.row_ns\": 1"), "23: variants[0].set.bsp.row_ns the file has no bsp");
+  EXPECT_EQ(set("\"tiers\": 1"),
+            "23: variants[0].set.tiers may only set a number, a text, true or false");
+  EXPECT_EQ(set("\"name.x\": 1"), "23: variants[0].set.name.x is not a path to a key");
 }
 
 TEST(TimeOfTest, IsRoundedUpAndDoesNotOverflow) {

@@ -34,5 +34,18 @@ TEST(PresetsTest, AnUnknownSlugListsThemAll) {
   for (const std::string& slug : preset_slugs()) EXPECT_PRED2(contains, message, slug);
 }
 
+TEST(PresetsTest, ModelsHaveLayers) {
+  const ModelShape r1 = find_model("deepseek-r1");
+  EXPECT_EQ(r1.layers, 61);
+  EXPECT_EQ(r1.dense_layers, 3);
+  EXPECT_EQ(r1.experts, 256);
+  const ModelShape glm = find_model("glm-4.7");
+  EXPECT_EQ(glm.layers, 92);
+  EXPECT_EQ(glm.experts, 160);
+  EXPECT_EQ(find_model("qwen3-30b").dense_layers, 0);
+  EXPECT_INPUT_ERROR(find_model("deepseek-r1-decode"), "unknown model deepseek-r1-decode");
+  EXPECT_INPUT_ERROR(find_model("gpt"), "glm-4.7, kimi-k2");
+}
+
 }  // namespace
 }  // namespace ubep::tools

@@ -34,6 +34,21 @@ TEST(SummaryTest, OfFewValues) {
   EXPECT_EQ(summarize({1, 2}).p50, 1);
 }
 
+TEST(SummaryTest, WeightedPercentile) {
+  EXPECT_EQ(weighted_percentile({}, 50), 0);
+  EXPECT_EQ(weighted_percentile({{3, 0.2}}, 5), 3);
+  const std::vector<Weighted> thirds = {{3, 1.0 / 3}, {1, 1.0 / 3}, {2, 1.0 / 3}};
+  EXPECT_EQ(weighted_percentile(thirds, 5), 1);
+  EXPECT_EQ(weighted_percentile(thirds, 50), 2);
+  EXPECT_EQ(weighted_percentile(thirds, 100), 3);
+  // Little weight is not seen at the ends, and none nowhere.
+  const std::vector<Weighted> ends = {{1, 0.04}, {2, 0.92}, {3, 0.04}, {0, 0}, {4, 0}};
+  EXPECT_EQ(weighted_percentile(ends, 5), 2);
+  EXPECT_EQ(weighted_percentile(ends, 95), 2);
+  EXPECT_EQ(weighted_percentile(ends, 100), 3);
+  EXPECT_EQ(weighted_percentile({{1, 1}, {2, 1}, {3, 2}}, 50), 2);
+}
+
 TEST(SummaryTest, MaxOverMean) {
   EXPECT_EQ(max_over_mean(std::vector<std::int64_t>{1, 1, 1, 1}), 1);
   EXPECT_EQ(max_over_mean(std::vector<std::int64_t>{4, 0, 0, 0}), 4);
