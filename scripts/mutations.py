@@ -1,6 +1,5 @@
 """The faults that scripts/mutate plants: (name, file, text, text instead, arguments of ubep_fuzz)."""
 
-ENGINE = "src/engine/engine_impl.hpp"
 AGREE = "src/engine/agree_impl.hpp"
 DISPATCH = "src/engine/dispatch_impl.hpp"
 PLACE = "src/engine/place_impl.hpp"
@@ -9,6 +8,7 @@ ROLES = "src/engine/roles_impl.hpp"
 SLICES = "src/engine/slices_impl.hpp"
 COMBINE = "src/engine/combine_impl.hpp"
 WIRE = "src/engine/wire_impl.hpp"
+END = "src/engine/end_impl.hpp"
 
 MUTATIONS = [
     # Orderings.
@@ -30,13 +30,16 @@ MUTATIONS = [
     ("out before the outputs are stored", COMBINE,
      "  if (op.announced || !op.send.idle()) return 0;", "  if (op.announced) return 0;", []),
     ("op line's number before its fields", AGREE,
-     """  fabric_.commit(range, Store::near);
-  if (!fabric_.facts().mapped) replicate_line(range, record);
-  // publishes: the rest of the op line, to agree_on_op() of every peer; without the order a peer
-  // would compare with the line of 4N operations ago.
-  fabric_.store_flag(range.offset, line.seq);""",
-     "  fabric_.store_flag(range.offset, line.seq);\n  fabric_.commit(range, Store::near);\n"
-     "  if (!fabric_.facts().mapped) replicate_line(range, record);", []),
+     "    write_op_line(op);\n    for (int r = 0;",
+     "    fabric_.store_flag(own().op(op.line.seq), op.line.seq);\n    write_op_line(op);\n"
+     "    op.published = true;\n"
+     "    for (int r = 0; r < config_.size && !fabric_.facts().mapped; ++r) tell_peer(op, r);\n"
+     "    return;\n    for (int r = 0;", []),
+    ("an op line is published while lanes tell the peers", DISPATCH,
+     "  if (!op.tell.idle()) return 0;\n", "", []),
+    ("a combine ends before its peers are told", COMBINE,
+     "  if (op.published && op.sent && op.placed && op.waiting", "  if (op.sent && op.placed && op.waiting",
+     []),
     ("sent after the first tile of rows", PUSH,
      "subtract_acq_rel(rows) != 0)",
      "subtract_acq_rel(rows) + rows != op.handle->routed->outgoing[static_cast<std::size_t>("
@@ -56,8 +59,8 @@ MUTATIONS = [
      "  h.slot = static_cast<int>(h.epoch % slots_.size());",
      "  h.slot = static_cast<int>((h.epoch + 1) % slots_.size());", []),
     ("credit given before the sums are read", COMBINE,
-     "  if (op.sent && op.placed && op.waiting.empty() && op.receive.idle()) {",
-     "  if (op.sent && op.placed && op.waiting.empty()) {", []),
+     "op.sent && op.placed && op.waiting.empty() && op.receive.idle()) {",
+     "op.sent && op.placed && op.waiting.empty()) {", []),
     # Places.
     ("base of a pushing source off by one", "src/plan/push_plan.cpp",
      "static_cast<std::uint32_t>(begin + before[g]);",
@@ -70,20 +73,20 @@ MUTATIONS = [
      "  fabric_.commit(all, Store::near);\n  if (!config_.push || sums_bases()) return;",
      "  if (!config_.push || sums_bases()) return;", []),
     # Ends of leases.
-    ("released handle gives no credit", ENGINE,
+    ("released handle gives no credit", END,
      "  fabric_.store_flag(own().done(handle.slot), handle.epoch);\n  end_lease",
      "  end_lease", []),
-    ("released handle does not say so", ENGINE,
+    ("released handle does not say so", END,
      "    fabric_.store_flag(own().out(handle.slot), out_word + 1);", "", []),
-    ("release drops rows that were not pushed yet", ENGINE,
+    ("release drops rows that were not pushed yet", END,
      "    if (!op->unplaced.empty() && handle.kind == OpKind::dispatch) leave_rows(*op);\n", "", []),
-    ("release drops own rows that were not stored yet", ENGINE,
+    ("release drops own rows that were not stored yet", END,
      "    (void)run_send_tiles(*op);\n    if (handle.kind", "    if (handle.kind", []),
     ("no second look at `sent` after a release was seen", PUSH,
      """    seen = fabric_.load_flag(q, word_offset);
     if (seen < op.line.epoch) return released""", "    if (seen < op.line.epoch) return released",
      []),
-    ("fetch goes on after its operation", ENGINE,
+    ("fetch goes on after its operation", END,
      "  for (const Range& range : l.slot_areas(op.handle->slot)) fabric_.abandon(q, range);\n", "", []),
     # Death and failure.
     ("credit of the dead is waited for", DISPATCH,
@@ -97,7 +100,7 @@ MUTATIONS = [
     ("a plan is replaced under a lane", DISPATCH,
      "      !op.cached || op.absent.empty() || (op.send.idle() && op.receive.idle());",
      "      true;", []),
-    ("failure is told while lanes store into inboxes", ENGINE,
+    ("failure is told while lanes store into inboxes", END,
      "  if (failed_.ok() || told_failure_ || !order_.empty()) return;",
      "  if (failed_.ok() || told_failure_) return;", []),
     ("the record is fetched twice: checked, then used", DISPATCH,
@@ -127,14 +130,16 @@ MUTATIONS = [
      "    if (changed && op.unplaced.empty() && slices(*op.handle->routed)) add_slices(op);",
      "    if (changed && op.send.idle() && slices(*op.handle->routed)) add_slices(op);", []),
     ("a peer is heard before its record is read", ROLES,
-     "    if (!advance_source(op, q, true)) continue;", "    (void)advance_source(op, q, true);", []),
+     "    if (!advance_source(op, q, true) || !", "    (void)advance_source(op, q, true);\n    if (!", []),
+    ("rows of bsp are counted before they are there", ROLES,
+     "doubt(op) : seen == op.line.epoch;", "doubt(op) : true;", []),
     ("shares are taken back only while there is a reason", ROLES,
      "  op.recalled = op.recalled || op.doubts", "  op.recalled = op.doubts", []),
     ("a lane in a share judges the lost", AGREE,
      "  if (!quietly && seen < word.value && lost_", "  if (seen < word.value && lost_", []),
     ("outputs come back one place too far", COMBINE,
-     "      const std::uint64_t first = h.routed->first_entry[tile.peer];",
-     "      const std::uint64_t first = h.routed->first_entry[tile.peer] + 1;", []),
+     "first_entry[tile.peer] + std::uint64_t{tile.next};",
+     "first_entry[tile.peer] + std::uint64_t{tile.next} + 1;", []),
     # Protocols of pushed rows.
     ("blocks with flags on memory that tears them", "src/protocol/token_flag.hpp",
      "    if (facts.atomic_bytes >= block || facts.ordered_stores) return \"\";", "    return \"\";\n",
@@ -157,7 +162,7 @@ MUTATIONS = [
     ("a window is armed before all of its rows are here", WIRE,
      "    if (slot.dirty && moves) protocol_", "    if (false && moves) protocol_",
      ["--protocol", "sp"]),
-    ("windows of a dispatch that was given up count as armed", ENGINE,
+    ("windows of a dispatch that was given up count as armed", END,
      "      slot_of(handle).dirty = true;\n",
      "      if (arms_) fabric_.store_flag(own().armed(handle.slot), handle.epoch + 1);\n",
      ["--protocol", "sp"]),
@@ -167,6 +172,24 @@ MUTATIONS = [
     ("marked rows do not wait for their word", WIRE,
      "    if (wire.announced && fabric_.load_flag(q, layout(q).sent(h.slot, rank_)) < h.epoch) {",
      "    if (false) {", ["--protocol", "sp"]),
+    ("an output is taken before it is whole", WIRE,
+     "  if (!protocol_.decode(wire, from, to, sum)) return nullptr;\n",
+     "  (void)protocol_.decode(wire, from, to, sum);\n", ["--protocol", "tff-128"]),
+    ("an output is taken without its checksum", WIRE,
+     "  if (protocol_.has_checksums() && protocol_.checksum_word(wire, sum) != told) return nullptr;\n",
+     "", ["--protocol", "dc"]),
+    ("the place of an output is not armed again", WIRE,
+     "    if (fabric_.facts().moves_rows) protocol_.arm(h.slot, fabric_.inbox(range), range.bytes);\n",
+     "", ["--protocol", "sp"]),
+    ("an output goes as a sentinel", "src/protocol/sentinel.hpp",
+     "    wire.is_output ? store_words_without", "    false ? store_words_without",
+     ["--protocol", "sp"]),
+    ("places of lost outputs count as armed", WIRE,
+     "  slot.back_dirty = !op.absent.empty();\n", "  slot.back_dirty = false;\n",
+     ["--protocol", "sp"]),
+    ("outputs of the lost are awaited", COMBINE,
+     "  if (encoded && op.decoding.meets(lost_)) done += look_at_lost_owners(op);\n", "",
+     ["--protocol", "tff-16"]),
     ("rows of the lost are awaited", DISPATCH,
      "  if (failed_.ok() && op.decoding.meets(lost_)) done += look_at_lost_sources(op);\n", "",
      ["--protocol", "tff-16"]),

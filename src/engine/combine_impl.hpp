@@ -13,7 +13,8 @@ struct TokenRows {
   std::size_t count = 0;
   bool complete = true;          // no row was lost
   MissingRow missing;            // one that is still being fetched
-  std::byte* scratch = nullptr;  // for rows that must be taken out of their blocks
+  std::byte* scratch = nullptr;  // for rows that must be taken out of their blocks,
+  std::uint64_t stride = 0;      //   so far apart
 };
 
 template <Fabric F>
@@ -38,7 +39,7 @@ Status EngineImpl<F>::start_combine(HandleState& h, const CombineArgs& args) {
   add_output_tiles(op);
   const auto rows = static_cast<std::uint64_t>(h.routed->receive.num_rows);
   if (rows * stride_of(h) <= start_bytes()) (void)run_send_tiles(op);
-  if (are_acknowledged(op)) (void)announce_outputs(op);
+  if (!is_acknowledged_ || are_acknowledged(op)) (void)announce_outputs(op);
   note_awaited(1);
   return {};
 }
@@ -154,7 +155,7 @@ void EngineImpl<F>::return_row(const Op& op, const Tile& tile, std::uint64_t row
 template <Fabric F>
 bool EngineImpl<F>::are_acknowledged(const Op& op) {
   const Routed& routed = *op.handle->routed;
-  if (!is_acknowledged_ || is_bulk(routed) || !returns(routed) || op.announced) return true;
+  if (is_bulk(routed) || !returns(routed) || op.announced) return true;
   if (!op.send.idle()) return false;
   for (int q = 0; q < config_.size; ++q) {
     if (q == rank_ || lost_.contains(q)) continue;
@@ -179,7 +180,7 @@ template <Fabric F>
 int EngineImpl<F>::advance_combine(Op& op) {
   HandleState& h = *op.handle;
   if (!op.published && op.tell.idle()) publish(op);
-  int done = are_acknowledged(op) ? announce_outputs(op) : 0;
+  int done = !is_acknowledged_ || are_acknowledged(op) ? announce_outputs(op) : 0;
   const bool encoded = returns_encoded(*h.routed);
   bool changed = false;
   op.waiting.for_each([&](int q) {
@@ -188,7 +189,7 @@ int EngineImpl<F>::advance_combine(Op& op) {
     if (advanced && encoded && q != rank_) op.decoding.insert(q);
     changed = changed || !op.waiting.contains(q);  // ready, or given up
   });
-  if (op.decoding.meets(lost_)) done += look_at_lost_owners(op);
+  if (encoded && op.decoding.meets(lost_)) done += look_at_lost_owners(op);
   if (!failed_.ok()) return done;
   if (changed) {
     ++done;
@@ -308,8 +309,8 @@ const std::byte* EngineImpl<F>::output_row(Op& op, int owner, std::uint64_t row,
   HandleState& h = *op.handle;
   const std::uint64_t stride = stride_of(h);
   if (owner != rank_) {
-    if (returns_encoded(*h.routed)) return take_returned(op, owner, row, scratch);
     if (returns(*h.routed)) {
+      if (returns_encoded(*h.routed)) return take_returned(op, owner, row, scratch);
       return fabric_.inbox(own().back(h.slot, stride, row, 1));
     }
     return fabric_.acquire(owner, layout(owner).y(h.slot, stride, row, 1));
@@ -323,10 +324,10 @@ const std::byte* EngineImpl<F>::output_row(Op& op, int owner, std::uint64_t row,
 
 // Such a row had no place at its expert.
 template <Fabric F>
-bool EngineImpl<F>::is_beyond(const Op& op, const RowRef& ref) const {
+bool EngineImpl<F>::is_beyond(const Op& op, const RowRef& ref, std::uint64_t row) const {
   const std::uint64_t capacity =
       ref.rank == rank_ ? op.line.capacity : op.theirs[ref.rank].capacity;
-  return capacity != 0 && row_of(op, ref) >= (ref.group + std::uint64_t{1}) * capacity;
+  return capacity != 0 && row >= (ref.group + std::uint64_t{1}) * capacity;
 }
 
 // Collects the addresses of a token's rows. False while one of them is not there; all are asked
@@ -346,6 +347,7 @@ bool EngineImpl<F>::gather_token(Op& op, std::uint32_t token, TokenRows& out) {
   out.complete = true;
   bool open = false;  // the last row taken is not the end of its partial sum
   bool all_here = true;
+  std::byte* scratch = out.scratch;
   for (std::uint32_t i = plan.ref_begin[token]; i < plan.ref_begin[token + 1]; ++i) {
     const RowRef ref = plan.refs[i];
     // acquires: the bases of this owner and whether it is absent; advance_combine() stored both
@@ -357,7 +359,7 @@ bool EngineImpl<F>::gather_token(Op& op, std::uint32_t token, TokenRows& out) {
       continue;
     }
     const std::uint64_t row = row_of(op, ref);
-    if (is_beyond(op, ref)) {
+    if (is_beyond(op, ref, row)) {
       out.complete = false;  // it had no place at its expert
       if (open && !plan.group_end.empty() && plan.group_end[i] != 0) {
         out.ends[out.count - 1] = 1;  // its partial sum ends at the last row that is there
@@ -365,8 +367,8 @@ bool EngineImpl<F>::gather_token(Op& op, std::uint32_t token, TokenRows& out) {
       }
       continue;
     }
-    std::byte* scratch = out.scratch + (out.scratch == nullptr ? 0 : out.count * stride_of(h));
     const std::byte* address = output_row(op, ref.rank, row, scratch);
+    scratch += out.stride;
     if (address == nullptr) {
       out.missing = {ref.rank, row};
       all_here = false;
@@ -390,7 +392,11 @@ int EngineImpl<F>::reduce_tokens(Op& op, Tile& tile, int lane) {
   const std::uint32_t begin = tile.next;
   const bool weighted = is_by_expert(h.routed->options.layout);
   TokenRows token;
-  if (!scratch_.empty()) token.scratch = scratch_[static_cast<std::size_t>(lane)].data();
+  if (!scratch_.empty()) {
+    token.scratch = scratch_[static_cast<std::size_t>(lane)].data();
+    token.stride = stride_of(h);
+  }
+  const bool mapped = fabric_.facts().mapped;
   token.missing = tile.missing;
   for (; tile.next < tile.end; ++tile.next) {
     if (!gather_token(op, tile.next, token)) break;
@@ -402,24 +408,25 @@ int EngineImpl<F>::reduce_tokens(Op& op, Tile& tile, int lane) {
     fabric_.work({Work::Kind::reduce, token.count * static_cast<std::uint64_t>(h.x.row_bytes())});
     if (fabric_.facts().moves_rows) sum_rows(sum, op.args.out.row(tile.next));
     h.valid[tile.next] = token.complete ? 1 : 0;
-    let_go(op, tile.next);
+    if (!mapped) let_go(op, tile.next);
   }
   tile.missing = token.missing;
   return static_cast<int>(tile.next - begin);
 }
 
-// The rows of a token that has been summed.
+// The rows of a token that has been summed, where they are not read in place.
 template <Fabric F>
 void EngineImpl<F>::let_go(const Op& op, std::uint32_t token) {
   const HandleState& h = *op.handle;
   const bool encoded = returns_encoded(*h.routed);
-  if (fabric_.facts().mapped || (returns(*h.routed) && !encoded)) return;
+  if (returns(*h.routed) && !encoded) return;
   const SendPlan& plan = h.routed->send;
   for (std::uint32_t i = plan.ref_begin[token]; i < plan.ref_begin[token + 1]; ++i) {
     const RowRef ref = plan.refs[i];
     // acquires: who is absent, as gather_token() saw it.
-    if (ref.rank == rank_ || op.lost.load_acquire(ref.rank) || is_beyond(op, ref)) continue;
+    if (ref.rank == rank_ || op.lost.load_acquire(ref.rank)) continue;
     const std::uint64_t row = row_of(op, ref);
+    if (is_beyond(op, ref, row)) continue;
     encoded ? free_returned(op, ref.rank, row)
             : fabric_.release(ref.rank, layout(ref.rank).y(h.slot, stride_of(h), row, 1));
   }

@@ -266,7 +266,7 @@ class EngineImpl final : public Engine {
   std::uint64_t row_of(const Op& op, const RowRef& ref) const {
     return std::uint64_t{op.bases[op.first_base[ref.rank] + ref.group]} + ref.index;
   }
-  bool is_beyond(const Op& op, const RowRef& ref) const;
+  bool is_beyond(const Op& op, const RowRef& ref, std::uint64_t row) const;
   const std::byte* output_row(Op& op, int owner, std::uint64_t row, std::byte* scratch);
   bool gather_token(Op& op, std::uint32_t token, struct TokenRows& rows);
 
