@@ -86,7 +86,7 @@ class Simulator:
         return f"file:{path}"
 
     def all(self, runs):
-        """[(pod, {option: value})...] -> the JSON of each. One after the other: map() is outside."""
+        """[(pod, {option: value})...] -> times of each. One after the other: map() is outside."""
         keys = [json.dumps(run) for run in runs]
         new = [key for key in dict.fromkeys(keys) if key not in self.known]
         self.known.update(zip(new, map(self.run, new)))
@@ -101,7 +101,7 @@ class Simulator:
         pod, options = json.loads(key)
         self.runs += 1
         path = Path(self.folder.name) / f"pod-{threading.get_ident()}.json"
-        path.write_text(json.dumps({key: pod[key] for key in pod if key != "variants"}))
+        path.write_text(json.dumps(pod))
         command = [self.ubep, "sim", "--pod", str(path), "--json", "-"]
         for option, value in options.items():
             command += [f"--{option}", str(value)]
@@ -109,8 +109,7 @@ class Simulator:
         path.unlink()
         if done.returncode != 0:
             raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
-        [point] = json.loads(done.stdout)["points"]
-        [path] = point["paths"]
+        path = json.loads(done.stdout)["points"][0]["paths"][0]
         return {"dispatch_us": path["dispatch"], "combine_us": path["combine"],
                 "dispatch_lanes_us": path["dispatch_lanes"]}
 
