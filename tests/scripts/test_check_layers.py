@@ -17,7 +17,7 @@ GOOD = {
     "src/fabric/concept.hpp": '#include "base/math.hpp"\n',
     "src/sim/world.hpp": '#include "engine/engine.hpp"\n#include "fabric/concept.hpp"\n',
     "tools/ubep/args.hpp": "#include <ubep/dispatch.hpp>\n",
-    "tools/ubep/sim.cpp": '#include "sim/world.hpp"\n',
+    "tools/ubep/sim/sim.cpp": '#include "sim/world.hpp"\n',
     "tools/ubep/main.cpp": '#include "tools/ubep/args.hpp"\n#include "args.hpp"\n',
     "examples/one/main.cpp": "#include <ubep/dispatch.hpp>\n",
     "tests/support/x.hpp": '#include "memory/word.hpp"\n',

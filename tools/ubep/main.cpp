@@ -10,8 +10,8 @@
 #include "tools/ubep/run.hpp"
 #include "ubep/ubep.hpp"
 #ifdef UBEP_HAVE_SIM
-#include "tools/ubep/sim.hpp"
-#include "tools/ubep/sim_tpot.hpp"
+#include "tools/ubep/sim/sim.hpp"
+#include "tools/ubep/sim/tpot.hpp"
 #endif
 
 int main(int argc, char** argv) {

@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <nlohmann/json_fwd.hpp>
 
-#include "tools/ubep/sim_tpot.hpp"
+#include "tools/ubep/sim/tpot.hpp"
 
 namespace ubep::tools {
 

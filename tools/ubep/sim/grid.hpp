@@ -6,7 +6,7 @@
 
 #include "sim/layer_run.hpp"
 #include "tools/ubep/breakdown.hpp"
-#include "tools/ubep/sim_options.hpp"
+#include "tools/ubep/sim/options.hpp"
 
 namespace ubep::tools {
 

@@ -1,4 +1,4 @@
-#include "tools/ubep/sim_step.hpp"
+#include "tools/ubep/sim/step.hpp"
 
 #include <algorithm>
 #include <numeric>

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "tools/ubep/presets.hpp"
-#include "tools/ubep/sim_options.hpp"
-#include "tools/ubep/sim_points.hpp"
+#include "tools/ubep/sim/options.hpp"
+#include "tools/ubep/sim/points.hpp"
 
 namespace ubep::tools {
 

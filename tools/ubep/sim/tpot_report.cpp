@@ -1,4 +1,4 @@
-#include "tools/ubep/sim_tpot_report.hpp"
+#include "tools/ubep/sim/tpot_report.hpp"
 
 #include <fmt/format.h>
 
@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "tools/ubep/sim_report.hpp"
+#include "tools/ubep/sim/report.hpp"
 
 namespace ubep::tools {
 namespace {

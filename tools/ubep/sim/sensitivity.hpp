@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/ubep/sim_options.hpp"
+#include "tools/ubep/sim/options.hpp"
 
 namespace ubep::tools {
 

@@ -1,7 +1,7 @@
 // `ubep sim`: dispatch and combine on a pod that is described by a file, in virtual time.
 #pragma once
 
-#include "tools/ubep/sim_options.hpp"
+#include "tools/ubep/sim/options.hpp"
 
 namespace ubep::tools {
 

@@ -1,4 +1,4 @@
-#include "tools/ubep/sim_parameters.hpp"
+#include "tools/ubep/sim/parameters.hpp"
 
 #include <fmt/format.h>
 

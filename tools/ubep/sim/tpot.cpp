@@ -1,4 +1,4 @@
-#include "tools/ubep/sim_tpot.hpp"
+#include "tools/ubep/sim/tpot.hpp"
 
 #include <fmt/format.h>
 
@@ -12,8 +12,8 @@
 #include "tools/ubep/exit_code.hpp"
 #include "tools/ubep/input_error.hpp"
 #include "tools/ubep/numbers.hpp"
-#include "tools/ubep/sim_step.hpp"
-#include "tools/ubep/sim_tpot_report.hpp"
+#include "tools/ubep/sim/step.hpp"
+#include "tools/ubep/sim/tpot_report.hpp"
 
 namespace ubep::tools {
 namespace {

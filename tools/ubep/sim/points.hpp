@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/ubep/sim_grid.hpp"
+#include "tools/ubep/sim/grid.hpp"
 #include "tools/ubep/summary.hpp"
 
 namespace ubep::tools {

@@ -1,11 +1,11 @@
-#include "tools/ubep/sim_grid.hpp"
+#include "tools/ubep/sim/grid.hpp"
 
 #include <algorithm>
 #include <numeric>
 
 #include "tools/ubep/jobs.hpp"
 #include "tools/ubep/numbers.hpp"
-#include "tools/ubep/sim_ablation.hpp"
+#include "tools/ubep/sim/ablation.hpp"
 
 namespace ubep::tools {
 namespace {

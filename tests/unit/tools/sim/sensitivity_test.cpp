@@ -1,4 +1,4 @@
-#include "tools/ubep/sim_sensitivity.hpp"
+#include "tools/ubep/sim/sensitivity.hpp"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 
 #include "tests/unit/sim/pods.hpp"
 #include "tests/unit/tools/test_support.hpp"
-#include "tools/ubep/sim_parameters.hpp"
+#include "tools/ubep/sim/parameters.hpp"
 
 namespace ubep::tools {
 namespace {

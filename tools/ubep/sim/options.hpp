@@ -9,7 +9,7 @@
 #include "sim/layer_run.hpp"
 #include "sim/pod.hpp"
 #include "tools/ubep/protocol_option.hpp"
-#include "tools/ubep/sim_scenario.hpp"
+#include "tools/ubep/sim/scenario.hpp"
 
 namespace CLI {
 class App;

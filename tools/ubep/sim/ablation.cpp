@@ -1,4 +1,4 @@
-#include "tools/ubep/sim_ablation.hpp"
+#include "tools/ubep/sim/ablation.hpp"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "tools/ubep/sim_sensitivity.hpp"
+#include "tools/ubep/sim/sensitivity.hpp"
 
 #include <fmt/format.h>
 
@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
-#include "tools/ubep/sim_parameters.hpp"
-#include "tools/ubep/sim_points.hpp"
+#include "tools/ubep/sim/parameters.hpp"
+#include "tools/ubep/sim/points.hpp"
 
 namespace ubep::tools {
 namespace {

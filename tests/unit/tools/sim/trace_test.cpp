@@ -1,4 +1,4 @@
-#include "tools/ubep/sim_trace.hpp"
+#include "tools/ubep/sim/trace.hpp"
 
 #include <gtest/gtest.h>
 

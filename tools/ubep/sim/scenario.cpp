@@ -1,4 +1,4 @@
-#include "tools/ubep/sim_scenario.hpp"
+#include "tools/ubep/sim/scenario.hpp"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "tools/ubep/sim_report.hpp"
+#include "tools/ubep/sim/report.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

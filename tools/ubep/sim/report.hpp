@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/ubep/sim_points.hpp"
+#include "tools/ubep/sim/points.hpp"
 
 namespace ubep::tools {
 

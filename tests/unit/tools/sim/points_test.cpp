@@ -1,4 +1,4 @@
-#include "tools/ubep/sim_points.hpp"
+#include "tools/ubep/sim/points.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "tools/ubep/sim_options.hpp"
+#include "tools/ubep/sim/options.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

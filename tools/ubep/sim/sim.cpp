@@ -1,4 +1,4 @@
-#include "tools/ubep/sim.hpp"
+#include "tools/ubep/sim/sim.hpp"
 
 #include <fmt/format.h>
 #include <sys/resource.h>
@@ -11,10 +11,10 @@
 #include "tools/ubep/atomic_file.hpp"
 #include "tools/ubep/exit_code.hpp"
 #include "tools/ubep/input_error.hpp"
-#include "tools/ubep/sim_ablation.hpp"
-#include "tools/ubep/sim_report.hpp"
-#include "tools/ubep/sim_sensitivity.hpp"
-#include "tools/ubep/sim_trace.hpp"
+#include "tools/ubep/sim/ablation.hpp"
+#include "tools/ubep/sim/report.hpp"
+#include "tools/ubep/sim/sensitivity.hpp"
+#include "tools/ubep/sim/trace.hpp"
 
 namespace ubep::tools {
 namespace {
