@@ -205,6 +205,7 @@ Status EngineImpl<F>::waits_for(const HandleState& handle) const {
   int tries = 0;
   while (!control_.try_claim(1, 0)) {
     if (++tries == kClaimTries) return not_ready(handle.kind, "another lane is at work");
+    if (tries % kTriesPerYield == 0) std::this_thread::yield();  // it may have lost its CPU
     cpu_relax();
   }
   Status status = describe_wait(handle);

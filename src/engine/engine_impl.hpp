@@ -9,6 +9,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/invariant.hpp"
@@ -29,6 +30,7 @@
 namespace ubep {
 
 inline constexpr int kClaimTries = 1'000'000;  // of a caller that has already waited long
+inline constexpr int kTriesPerYield = 1000;
 
 template <Fabric F>
 class EngineImpl final : public Engine {

@@ -2,8 +2,11 @@
 
 #include <cxxabi.h>
 
+#include <atomic>
 #include <boost/context/fiber.hpp>
+#include <boost/context/fixedsize_stack.hpp>
 #include <boost/context/protected_fixedsize_stack.hpp>
+#include <cstdint>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -35,31 +38,49 @@ constexpr std::size_t kStackBytes = 256 * 1024;
 thread_local Fiber* running = nullptr;
 
 // Stacks are used again: a new one takes several system calls, and its pages are slow at first.
+// A guard page splits a mapping, and a process has some 65,000 of them: beyond kMostGuarded stacks
+// do without, side by side.
 class PooledStacks {
  public:
   boost::context::stack_context allocate() {
-    if (pool().empty()) return boost::context::protected_fixedsize_stack(kStackBytes).allocate();
-    const boost::context::stack_context stack = pool().back();
-    pool().pop_back();
+    Pool& own = pool();
+    if (own.free.empty()) return own.make();
+    const boost::context::stack_context stack = own.free.back();
+    own.free.pop_back();
     return stack;
   }
-  void deallocate(boost::context::stack_context& stack) { pool().push_back(stack); }
+  void deallocate(boost::context::stack_context& stack) { pool().free.push_back(stack); }
 
  private:
+  using Guarded = boost::context::protected_fixedsize_stack;
+  using Plain = boost::context::fixedsize_stack;
+  static constexpr std::int64_t kMostGuarded = 16'000;
+  static inline std::atomic<std::int64_t> num_guarded = 0;  // of all threads
+
   struct Pool {
     Pool() = default;
     ~Pool() {
-      for (auto& stack : stacks) {
-        boost::context::protected_fixedsize_stack(kStackBytes).deallocate(stack);
-      }
+      for (auto& stack : guarded) Guarded(kStackBytes).deallocate(stack);
+      for (auto& stack : plain) Plain(kStackBytes).deallocate(stack);
+      num_guarded -= static_cast<std::int64_t>(guarded.size());
     }
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
-    std::vector<boost::context::stack_context> stacks;
+
+    boost::context::stack_context make() {
+      if (++num_guarded <= kMostGuarded) {
+        return guarded.emplace_back(Guarded(kStackBytes).allocate());
+      }
+      --num_guarded;
+      return plain.emplace_back(Plain(kStackBytes).allocate());
+    }
+
+    std::vector<boost::context::stack_context> guarded, plain;  // all that were made
+    std::vector<boost::context::stack_context> free;
   };
-  static std::vector<boost::context::stack_context>& pool() {
+  static Pool& pool() {
     thread_local Pool pool;
-    return pool.stacks;
+    return pool;
   }
 };
 

@@ -34,6 +34,7 @@ refuses "--compare and --ablate exclude" bench --ablate --compare bsp@expert_maj
 refuses "--explain and --ablate exclude" bench --ablate --explain
 refuses "needs layout expert_major, not rank_major" bench --ablate --layout rank_major
 refuses "in-place or copied" bench --ablate --activations both
+refuses "is not a number of up to 18 digits" bench --seed -1
 refuses "--lanes is 65" bench --lanes 65
 refuses "--roles: '1:1:1'" bench --lanes 4 --roles 1:1:1
 refuses "--ablate with --roles needs --lanes" bench --ablate --roles 1:2:1

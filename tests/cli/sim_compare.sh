@@ -118,6 +118,14 @@ refuses() { # text, arguments
   fi
 }
 
+refuses "--trace: '-' is not a file" "${small[@]}" --trace -
+refuses "--sensitivity: '$folder' is not a file" "${small[@]}" --sensitivity "$folder"
+refuses "two results would be written to '$folder/x'" "${small[@]}" --json "$folder/x" --trace "$folder/x"
+refuses "--tokens is 0, a decode step" tpot --pod "$pod" --preset qwen3-30b --tokens 0
+output=$("$ubep" sim tpot --pod "$pod" --preset qwen3-30b --layer-us nan 2>&1) && fail "--layer-us nan is taken"
+[[ $output == "--layer-us: is nan, expected 0 to "* ]] || fail "--layer-us nan: $output"
+"$ubep" sim tpot --pod nvl576 --lanes 2 --ranks 2 --tokens 1 --seeds 1 --preset qwen3-30b >"$folder/table"
+grep -q '(a projection)' "$folder/table" || fail "tpot does not say what is a projection"
 refuses "--path has no meaning with --compare" "${small[@]}" --compare bsp,push --path push
 refuses "--tokens has no meaning with --sweep" "${small[@]}" --sweep tokens=4 --tokens 4
 refuses "--sweep: 'ranks=4' is not tokens=" "${small[@]}" --sweep ranks=4

@@ -87,11 +87,12 @@ void write_file(const std::string& path, std::string_view text) {
   write_file(path, parts);
 }
 
-void check_writable(const std::string& path) {
+void check_writable(const std::string& path, const char* option) {
   const std::filesystem::path target(path);
   const auto folder = target.has_parent_path() ? target.parent_path() : ".";
-  if (path.empty() || std::filesystem::is_directory(target) || access(folder.c_str(), W_OK) != 0) {
-    throw InputError("--json: '" + path + "' is not a file that can be written");
+  if (path.empty() || path == "-" || std::filesystem::is_directory(target) ||
+      access(folder.c_str(), W_OK) != 0) {
+    throw InputError(fmt::format("{}: '{}' is not a file that can be written", option, path));
   }
 }
 

@@ -20,6 +20,6 @@ void write_file(const std::string& path, std::span<const std::span<const std::by
 void write_file(const std::string& path, std::string_view text);
 
 // For --json, early: nobody wants to lose a long run to a mistyped path. Throws InputError.
-void check_writable(const std::string& path);
+void check_writable(const std::string& path, const char* option = "--json");
 
 }  // namespace ubep::tools

@@ -2,15 +2,15 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include <CLI/CLI.hpp>
+#include <algorithm>
 
 #include "tools/ubep/ablation.hpp"
 #include "tools/ubep/atomic_file.hpp"
 #include "tools/ubep/enum_option.hpp"
 #include "tools/ubep/input_error.hpp"
 #include "tools/ubep/numbers.hpp"
+#include "tools/ubep/option_checks.hpp"
 #include "tools/ubep/presets.hpp"
 
 namespace ubep::tools {
@@ -123,7 +123,9 @@ void add_bench_options(CLI::App& app, BenchOptions& o) {
       ->capture_default_str();
   app.add_option("--iters", o.iters, "measured iterations")->capture_default_str();
   app.add_option("--warmup", o.warmup, "iterations before them")->capture_default_str();
-  app.add_option("--seed", o.seed, "of routing and activations")->capture_default_str();
+  app.add_option("--seed", o.seed, "of routing and activations")
+      ->check(kSeed)
+      ->capture_default_str();
   app.add_flag("--check", o.check, "compare every received and combined byte with the reference");
   app.add_option("--preset", o.preset, "shape of a model, e.g. qwen3-30b-decode");
   app.add_option("--compare", o.compare, "measure these in turn: path[@layout],...");

@@ -10,6 +10,7 @@
 #include "tools/ubep/enum_option.hpp"
 #include "tools/ubep/input_error.hpp"
 #include "tools/ubep/numbers.hpp"
+#include "tools/ubep/option_checks.hpp"
 #include "tools/ubep/presets.hpp"
 #include "tools/ubep/routing_source.hpp"
 
@@ -103,15 +104,7 @@ void add_pod_options(CLI::App& app, SimCommand& c) {
 }
 
 void add_run_options(CLI::App& app, SimCommand& c) {
-  const CLI::Validator seed(  // digits only: a minus sign would wrap around
-      [](const std::string& text) -> std::string {
-        const bool digits = text.find_first_not_of("0123456789") == std::string::npos;
-        return !text.empty() && digits && text.size() < 19
-                   ? ""
-                   : fmt::format("'{}' is not a number of up to 18 digits", text);
-      },
-      "NUMBER");
-  app.add_option("--seed", c.seed, "of routing and jitter")->check(seed)->capture_default_str();
+  app.add_option("--seed", c.seed, "of routing and jitter")->check(kSeed)->capture_default_str();
   app.add_option("--seeds", c.seeds, "so many, from --seed on")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();

@@ -11,6 +11,7 @@
 #include "tools/ubep/enum_option.hpp"
 #include "tools/ubep/input_error.hpp"
 #include "tools/ubep/numbers.hpp"
+#include "tools/ubep/option_checks.hpp"
 
 namespace ubep::tools {
 namespace {
@@ -75,7 +76,7 @@ void add_scenario_options(CLI::App& app, SimScenario& s) {
                  "link:FROM-TO:FACTOR or die:RANK:FACTOR");
   app.add_option("--background", s.background,
                  "GB/s that other traffic takes of each port, both ways")
-      ->check(CLI::PositiveNumber);
+      ->check(from_to(1e-6, 1e6));
 }
 
 void apply(const SimScenario& s, sim::LayerOptions& o) {

@@ -4,6 +4,8 @@
 #include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -102,14 +104,26 @@ Outcome run_points(const SimPlan& plan, bool lists_variants, std::FILE* out) {
   return outcome;
 }
 
+void check_files(const CLI::App& app, const SimCommand& command) {
+  if (app.count("--json") > 0 && command.json != "-") check_writable(command.json);
+  if (app.count("--trace") > 0) check_writable(command.trace, "--trace");
+  if (app.count("--sensitivity") > 0) check_writable(command.sensitivity, "--sensitivity");
+  const std::array files = {&command.json, &command.trace, &command.sensitivity};
+  for (const std::string* file : files) {
+    const auto same = [&](const std::string* other) { return *other == *file; };
+    if (file->empty() || std::count_if(files.begin(), files.end(), same) == 1) continue;
+    throw InputError(fmt::format("two results would be written to '{}'", *file));
+  }
+}
+
 }  // namespace
 
 int run_sim(const CLI::App& app, const SimCommand& command) {
   if (command.ablate) refuse_with_ablate(app);
-  const SimPlan plan = make_plan(app, command);
-  if (app.count("--json") > 0 && command.json != "-") check_writable(command.json);
-  if (app.count("--trace") > 0) check_writable(command.trace);
-  if (app.count("--sensitivity") > 0) check_writable(command.sensitivity);
+  SimPlan plan = make_plan(app, command);
+  if (command.ablate)
+    plan.variants.resize(1);  // each step of each variant would be too much to read
+  check_files(app, command);
   std::FILE* const out = command.json == "-" ? stderr : stdout;
   Outcome outcome = command.ablate ? Outcome{.json = run_ablation(plan, out)}
                                    : run_points(plan, command.list_variants, out);

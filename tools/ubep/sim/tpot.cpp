@@ -12,6 +12,7 @@
 #include "tools/ubep/exit_code.hpp"
 #include "tools/ubep/input_error.hpp"
 #include "tools/ubep/numbers.hpp"
+#include "tools/ubep/option_checks.hpp"
 #include "tools/ubep/sim/step.hpp"
 #include "tools/ubep/sim/tpot_report.hpp"
 
@@ -88,7 +89,8 @@ class Tpot {
       throw InputError("--token-us needs --layer-us");
     }
     for (const int tokens : tokens_) {
-      if (tokens % command_.micro_batches != 0 || tokens == 0) {
+      if (tokens == 0) throw InputError("--tokens is 0, a decode step has at least 1");
+      if (tokens % command_.micro_batches != 0) {
         throw InputError(
             fmt::format("{} tokens cannot be {} micro-batches", tokens, command_.micro_batches));
       }
@@ -276,7 +278,7 @@ TpotSweep parse_tpot_sweep(const std::string& text) {
 void add_tpot_options(CLI::App& app, TpotCommand& c) {
   c.sim.tokens = 96;
   c.sim.seeds = 4;
-  const auto not_negative = CLI::Range(0.0, 1e9);
+  const auto not_negative = from_to(0, 1e9);
   add_pod_options(app, c.sim);
   app.add_option("--preset", c.sim.preset, "the model, e.g. deepseek-r1")->required();
   app.add_option("--layer-us", c.layer_us,
@@ -290,14 +292,14 @@ void add_tpot_options(CLI::App& app, TpotCommand& c) {
       ->check(not_negative);
   app.add_option("--jitter-us", c.jitter_us,
                  "ranks arrive late by an exponential time of this mean, at most 10 times it (0)")
-      ->check(CLI::Range(0.0, 1e6));
+      ->check(from_to(0, 1e6));
   app.add_option("--micro-batches", c.micro_batches,
                  "1, or 2: half of the tokens' exchange beside the other half's rest, at best")
       ->check(CLI::Range(1, 2))
       ->capture_default_str();
   app.add_option("--sweep", c.sweep, "e.g. ranks=64,128,tokens=8,32: a point for each pair");
   app.add_option("--tpot-limit-ms", c.limit_ms, "which points are within it")
-      ->check(CLI::Range(0.001, 1e9));
+      ->check(from_to(0.001, 1e9));
   add_run_options(app, c.sim);
 }
 

@@ -25,14 +25,15 @@ void print_head(const TpotCommand& c, const SimPlan& plan, const TpotResult& res
                 std::FILE* to) {
   const ModelShape& m = result.model;
   const sim::Pod& pod = plan.variants.front().pod;
-  fmt::print(to,
-             "{} on {}: {} layers, {} of them dense; {} experts, top-{}, hidden {}, {}; {} lanes, "
-             "routing {}, {}, {}{}\n",
-             m.name, pod.name, m.layers, m.dense_layers, m.experts, m.topk, m.hidden,
-             name(plan.base.dtype), plan.lanes == 0 ? pod.lanes : plan.lanes, plan.routing,
-             seeds_text(plan), variants_text(plan),
-             scenario_text(plan.options(plan.tokens.front(), plan.paths.front(),
-                                        plan.variants.front(), plan.seeds.front())));
+  fmt::print(
+      to,
+      "{} on {}{}: {} layers, {} of them dense; {} experts, top-{}, hidden {}, {}; {} lanes, "
+      "routing {}, {}, {}{}\n",
+      m.name, pod.name, pod.projection ? " (a projection)" : "", m.layers, m.dense_layers,
+      m.experts, m.topk, m.hidden, name(plan.base.dtype), plan.lanes == 0 ? pod.lanes : plan.lanes,
+      plan.routing, seeds_text(plan), variants_text(plan),
+      scenario_text(plan.options(plan.tokens.front(), plan.paths.front(), plan.variants.front(),
+                                 plan.seeds.front())));
   fmt::print(to, "arrival jitter: exponential, mean {} us; experts {} us at the mean load; {}\n",
              c.jitter_us, c.expert_us, c.micro_batches == 1 ? "one batch" : "two micro-batches");
 }
