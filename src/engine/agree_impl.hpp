@@ -55,8 +55,9 @@ void EngineImpl<F>::write_op_line(const Op& op) {
 template <Fabric F>
 void EngineImpl<F>::begin_telling(Op& op) {
   write_op_line(op);
-  const int shares = is_bulk(*op.handle->routed) ? lanes_ : std::max(roles_.count, 1);
-  op.tell_shares = deal_peers(op.tell, shares);
+  // Before the tiles: lanes may take them at once.
+  op.tell_shares = is_bulk(*op.handle->routed) ? lanes_ : std::max(roles_.count, 1);
+  deal_peers(op.tell, op.tell_shares);
 }
 
 // Any lane.

@@ -99,7 +99,7 @@ class EngineImpl final : public Engine {
 
   // roles_impl.hpp
   void split_roles(const Op& op);
-  int deal_peers(TileBoard& board, int shares) const;
+  void deal_peers(TileBoard& board, int shares) const;
   void add_shares(Op& op);
   int hear(int lane);
   bool has_sent(Op& op, int q);

@@ -75,13 +75,12 @@ void EngineImpl<F>::split_roles(const Op& op) {
 
 // Every so many peers are one lane's share.
 template <Fabric F>
-int EngineImpl<F>::deal_peers(TileBoard& board, int shares) const {
+void EngineImpl<F>::deal_peers(TileBoard& board, int shares) const {
   for (int share = 0; share < shares; ++share) {
     int peers = 0;
     for (int q = share; q < config_.size; q += shares) peers += q != rank_ ? 1 : 0;
     board.add(static_cast<std::uint32_t>(share), static_cast<std::uint32_t>(peers), 1);
   }
-  return shares;
 }
 
 // Several lanes that count hear the peers in shares.
@@ -91,7 +90,8 @@ void EngineImpl<F>::add_shares(Op& op) {
   if (lanes_ == 1 || shares < 2) return;
   op.heard.store_release(op.absent);  // publishes: nothing, the set is empty; the tiles below do
   op.doubts.store_release(0);         // publishes: nothing; likewise
-  op.shares = deal_peers(op.count, shares);
+  op.shares = shares;                 // before the tiles: lanes may take them at once
+  deal_peers(op.count, shares);
 }
 
 // Any lane.
