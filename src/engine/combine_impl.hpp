@@ -392,8 +392,8 @@ int EngineImpl<F>::reduce_tokens(Op& op, Tile& tile, int lane) {
   const std::uint32_t begin = tile.next;
   const bool weighted = is_by_expert(h.routed->options.layout);
   TokenRows token;
-  if (!scratch_.empty()) {
-    token.scratch = scratch_[static_cast<std::size_t>(lane)].data();
+  if (scratch_bytes_ != 0) {
+    token.scratch = scratch_.data() + static_cast<std::size_t>(lane) * scratch_bytes_;
     token.stride = stride_of(h);
   }
   const bool mapped = fabric_.facts().mapped;

@@ -52,7 +52,6 @@ class EngineImpl final : public Engine {
     lanes_ = lanes;
     send_order_ = order;
     wanted_roles_ = roles;
-    make_scratch();
   }
   bool pending() const override { return !order_.empty(); }
   Roles roles() const override { return roles_; }
@@ -223,7 +222,6 @@ class EngineImpl final : public Engine {
     return {.bytes = static_cast<std::uint64_t>(h.x.row_bytes()), .epoch = h.epoch, .slot = h.slot};
   }
   bool returns_encoded(const Routed& r) const { return decodes_ && returns(r) && !is_bulk(r); }
-  void make_scratch();
   void begin_windows(std::uint64_t first);
   void tell_windows_armed();
   bool windows_armed(int rank, int slot, std::uint64_t epoch) const;
@@ -288,8 +286,9 @@ class EngineImpl final : public Engine {
   int rank_;
   std::vector<SegmentLayout> layouts_;
   std::vector<Slot> slots_;
-  std::vector<PrivateArea> areas_;        // as many as slots
-  std::vector<PrivateRows> scratch_;      // [lanes] rows of a token, taken out of their blocks
+  std::vector<PrivateArea> areas_;  // as many as slots
+  PrivateRows scratch_;             // [kMaxLanes] rows of a token, out of their blocks
+  std::size_t scratch_bytes_ = 0;
   std::vector<PrivateArea*> free_areas_;  // the last one given back is the first to be taken
   std::array<const std::byte*, kMaxSlots> mapped_views_ = {};  // all ranks' x of a slot
   std::vector<std::unique_ptr<Op>> ops_;                       // in no order; `order_` is
@@ -355,7 +354,6 @@ EngineImpl<F>::EngineImpl(F& fabric, const EngineOptions& options)
   }
   for (int i = 0; i < 2 * config_.slots; ++i) ops_.push_back(std::make_unique<Op>(config_.size));
   if (config_.push) begin_windows(options.epoch);
-  make_scratch();
 }
 
 // One is free when a slot is. That of the last lease is most likely still in the caches: with one

@@ -16,6 +16,10 @@ void EngineImpl<F>::begin_windows(std::uint64_t first) {
   const std::string refusal = protocol_.refusal(fabric_.facts());
   if (!refusal.empty()) throw Error(ErrorCode::setup, refusal);
   for (Slot& slot : slots_) slot.scrubbed = slot.back_scrubbed = first;
+  if (decodes_ && config_.returns && fabric_.facts().moves_rows) {
+    scratch_bytes_ = static_cast<std::size_t>(config_.max_topk) * config_.max_stride;
+    scratch_ = PrivateRows(kMaxLanes * scratch_bytes_, PrivateRows::Use::sparse);
+  }
   if (!arms_ || !fabric_.facts().moves_rows) return;
   for (int s = 0; s < config_.slots; ++s) {
     for (const Range& all : {own().windows(s), own().back_windows(s)}) {
@@ -260,14 +264,6 @@ int EngineImpl<F>::look_at_lost_owners(Op& op) {
   return done;
 }
 
-template <Fabric F>
-void EngineImpl<F>::make_scratch() {
-  if (!decodes_ || !config_.returns || !fabric_.facts().moves_rows) return;
-  while (scratch_.size() < static_cast<std::size_t>(lanes_)) {
-    scratch_.emplace_back(static_cast<std::size_t>(config_.max_topk) * config_.max_stride);
-  }
-}
-
 // Where a received row goes; null: it has no place, beyond its expert's capacity.
 template <Fabric F>
 std::byte* EngineImpl<F>::place_of(const Op& op, int q, std::uint32_t row,
@@ -395,8 +391,9 @@ bool EngineImpl<F>::tell_rows(Op& op) {
 template <Fabric F>
 void EngineImpl<F>::tell_rows_unfenced(Op& op) {
   const Routed& routed = *op.handle->routed;
-  const bool told = op.sent || op.tell_shares != 0;  // tell_peer() does it
-  if (is_bulk(routed) ? told : op.sent || !is_fenced(routed)) return;
+  if (op.sent || !(is_fenced(routed) || is_bulk(routed))) return;
+  if (is_bulk(routed) && op.tell_shares != 0) return;  // tell_peer() does it
+  if (slices(routed) && !op.unplaced.empty()) return;  // then nothing is put yet
   for (int r = 0; r < config_.size; ++r) {
     if (r == rank_ || routed.outgoing[static_cast<std::size_t>(r)].num_rows() == 0) continue;
     if (op.unplaced.contains(r)) continue;

@@ -16,6 +16,8 @@ namespace ubep::sim {
 using Time = std::uint64_t;  // picoseconds
 inline constexpr Time kNanosecond = 1000;
 inline constexpr Time kMicrosecond = 1000 * kNanosecond;
+
+constexpr double us_of(Time time) { return static_cast<double>(time) / double{kMicrosecond}; }
 inline constexpr Time kNever = std::numeric_limits<Time>::max();
 
 // Whatever something can happen to.

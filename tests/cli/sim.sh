@@ -1,23 +1,7 @@
 #!/usr/bin/env bash
 # `ubep sim`: what it tells is right and has the documented keys; input errors give exit code 2 and
 # one line that names the value, or the file and its line.
-set -euo pipefail
-ubep=$1 root=$2
-
-# Without the simulator's dependencies there is no such command.
-if ! "$ubep" --help | grep -q '^  sim '; then
-  echo "SKIPPED: the command has no sim"
-  exit 77
-fi
-
-fail() {
-  echo "FAIL: $*" >&2
-  exit 1
-}
-
-pod=$root/pods/generic.json
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
+source "$(dirname "$0")/sim_common.bash"
 
 runs() { # arguments: prints the JSON
   "$ubep" sim --pod "$pod" --json - "$@" 2>"$folder/table" || fail "ubep sim $*: $(cat "$folder/table")"
@@ -116,15 +100,6 @@ done
 
 "$ubep" sim --pod "$pod" --ranks 2 --tokens 1 --json "$folder/out.json" >/dev/null
 grep -q '"ranks": 2' "$folder/out.json" || fail "--json with a file"
-
-refuses() { # text, arguments
-  local text=$1 output status=0
-  shift
-  output=$("$ubep" sim "$@" 2>&1 >/dev/null) || status=$?
-  if [ "$status" -ne 2 ] || [[ $output != *"$text"* ]] || [[ $output == *$'\n'* ]]; then
-    fail "ubep sim $*: status $status, expected 2 and one line with '$text'; got: $output"
-  fi
-}
 
 sed 's/"poll_ns": 20/"poll_ns": "20"/' "$pod" >"$folder/broken.json"
 line=$(grep -n '"poll_ns"' "$pod" | cut -d : -f 1)

@@ -1,22 +1,7 @@
 #!/usr/bin/env bash
 # `ubep sim --compare --sweep`, --jobs, --trace, --sensitivity and `ubep sim tpot`: what they write
 # has the documented keys and is the same again; options that do not go together are refused.
-set -euo pipefail
-ubep=$1 root=$2
-
-if ! "$ubep" --help | grep -q '^  sim '; then
-  echo "SKIPPED: the command has no sim"
-  exit 77
-fi
-
-fail() {
-  echo "FAIL: $*" >&2
-  exit 1
-}
-
-pod=$root/pods/generic.json
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
+source "$(dirname "$0")/sim_common.bash"
 small=(--pod "$pod" --ranks 9 --lanes 3 --hidden 1024 --experts 18 --topk 2)
 
 "$ubep" sim "${small[@]}" --compare bsp,push,push:fence --sweep tokens=4,16 --seeds 2 --variants \
@@ -108,15 +93,6 @@ if grep -q 'TPOT [0-9]' "$folder/table"; then fail "tpot: an absolute time: $(ca
   --sweep ranks=6,8,tokens=2,4 --tpot-limit-ms 9 >"$folder/table"
 grep -q '^160 experts on 6 ranks: 4 have 27 and 2 have 26$' "$folder/table" || fail "uneven experts"
 grep -q '^within 9 ms, push: [0-9]* tokens/s a rank, ' "$folder/table" || fail "the best point"
-
-refuses() { # text, arguments
-  local text=$1 output status=0
-  shift
-  output=$("$ubep" sim "$@" 2>&1 >/dev/null) || status=$?
-  if [ "$status" -ne 2 ] || [[ $output != *"$text"* ]] || [[ $output == *$'\n'* ]]; then
-    fail "ubep sim $*: status $status, expected 2 and one line with '$text'; got: $output"
-  fi
-}
 
 refuses "--trace: '-' is not a file" "${small[@]}" --trace -
 refuses "--sensitivity: '$folder' is not a file" "${small[@]}" --sensitivity "$folder"

@@ -3,17 +3,8 @@
 # A text that changes was meant to, or is a bug. The files are written again with
 #
 #   UBEP_WRITE_GOLDEN=1 bash tests/cli/sim_golden.sh build/dev/tools/ubep/ubep .
-set -euo pipefail
-ubep=$1 root=$2
-
-if ! "$ubep" --help | grep -q '^  sim '; then
-  echo "SKIPPED: the command has no sim"
-  exit 77
-fi
-
+source "$(dirname "$0")/sim_common.bash"
 cd "$root"
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
 status=0
 
 golden() { # name, arguments

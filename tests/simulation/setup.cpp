@@ -308,9 +308,10 @@ Setup make_setup(std::uint64_t seed, const Cuts& cuts, bool loses_release) {
   if (cuts.no_fates) world.fates.clear();
   if (cuts.one_lane) world.lanes = 1;
   if (cuts.strong) world.memory.weak = false;
-  // A quarter of the seeds, and not those of the recorded histories.
+  // A quarter of the seeds, and half of those whose lanes share the work; not those of the recorded
+  // histories.
   Random protocol(seed, 31, 3);
-  if (seed % 4 == 3 || cuts.protocol != Protocol::automatic) {
+  if (seed % 4 == 3 || seed % 8 == 6 || cuts.protocol != Protocol::automatic) {
     choose_protocol(setup, cuts, protocol);
   }
   if (seed % 4 == 2) {

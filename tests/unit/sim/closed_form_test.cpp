@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "sim/layer_run.hpp"
+#include "tests/unit/sim/layer_error.hpp"
 #include "tests/unit/sim/pods.hpp"
 #include "ubep/status.hpp"
 
@@ -266,16 +267,6 @@ TEST(RecordsTest, SizesOfRows) {
   EXPECT_EQ(record_bytes(Quant::mxfp8, 2880), 2970U);
   EXPECT_EQ(record_bytes(Quant::nvfp4, 7168), 4032U);
   EXPECT_EQ(record_bytes(Quant::nvfp4, 2880), 1620U);
-}
-
-std::string error_of(const LayerOptions& options) {
-  try {
-    (void)run_layer(options);
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-    return error.what();
-  }
-  return "";
 }
 
 TEST(ScenarioErrorsTest, NameTheValue) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <tuple>
 
+#include "tests/unit/sim/layer_error.hpp"
 #include "tests/unit/sim/pods.hpp"
 #include "ubep/status.hpp"
 
@@ -206,17 +207,6 @@ INSTANTIATE_TEST_SUITE_P(
                     Both{Path::push, Layout::expert_major}, Both{Path::bsp, Layout::expert_major},
                     Both{Path::allgather, Layout::rank_major}),
     name_of);
-
-// The message of the error; "" when there is none.
-std::string error_of(const LayerOptions& options) {
-  try {
-    (void)run_layer(options);
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-    return error.what();
-  }
-  return "";
-}
 
 TEST(LayerRunErrorsTest, NameTheValue) {
   const LayerOptions good = options_of(Path::push, Layout::expert_major, 2, 1);

@@ -7,7 +7,7 @@
 namespace ubep::tools {
 namespace {
 
-double us_of(sim::Time time) { return static_cast<double>(time) / double{sim::kMicrosecond}; }
+using sim::us_of;
 
 // Copies of a row, on average.
 double copies(const std::vector<sim::RankTimes>& ranks, std::uint64_t row_bytes,
@@ -82,15 +82,6 @@ Breakdown breakdown(const std::vector<sim::RankTimes>& ranks,
     std::transform(lanes[i]->spent.begin(), lanes[i]->spent.end(), spent.begin(), us_of);
     return std::pair(spent, us_of(lanes[i]->last_row));
   });
-}
-
-Summary microseconds(const sim::LayerResult& result, sim::Time sim::RankTimes::*end,
-                     sim::Time sim::RankTimes::*begin) {
-  std::vector<double> values;
-  for (const sim::RankTimes& times : result.ranks) {
-    values.push_back(us_of(times.*end - (begin == nullptr ? 0 : times.*begin)));
-  }
-  return summarize(std::move(values));
 }
 
 std::vector<AblationEntry> ablate(std::vector<sim::LayerOptions> runs,

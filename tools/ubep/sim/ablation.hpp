@@ -13,10 +13,6 @@ namespace ubep::tools {
 Breakdown breakdown(const std::vector<sim::RankTimes>& ranks,
                     std::vector<sim::LaneTimes> sim::RankTimes::*part);
 
-// Microseconds over all ranks, from `begin` (null: the start) to `end`.
-Summary microseconds(const sim::LayerResult& result, sim::Time sim::RankTimes::*end,
-                     sim::Time sim::RankTimes::*begin);
-
 // Each step with each number of lanes. `runs`: the same but for seed and routing; a sample of a
 // time is that of one run's slowest rank. All ranks start combines together.
 std::vector<AblationEntry> ablate(std::vector<sim::LayerOptions> runs,

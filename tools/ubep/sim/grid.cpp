@@ -10,7 +10,7 @@
 namespace ubep::tools {
 namespace {
 
-double us_of(sim::Time time) { return static_cast<double>(time) / double{sim::kMicrosecond}; }
+using sim::us_of;
 
 double combined_bytes(const sim::LayerOptions& o) {
   return static_cast<double>(o.hidden) * static_cast<double>(size_of(o.dtype));
