@@ -38,6 +38,7 @@ struct CommunicatorOptions {
   int max_tokens = 0;                     // of one rank in one dispatch; 0 is allowed
   int max_hidden = 0;
   DType max_dtype = DType::bf16;  // with max_hidden: the largest row; smaller ones may be sent
+  int max_payload = 0;            // bytes of all payloads of a token, each rounded up to 8
   int max_topk = 8;               // 1..64
   int slots = 2;                  // dispatches in flight, 1..16
   int expert_capacity = 0;        // most rows of a local expert in expert_padded; 0 = not used
@@ -76,9 +77,9 @@ class UBEP_API Communicator {
   // Errors as start_dispatch, and timeout, peer_lost, mismatch, corrupt. A timeout leaves it
   // pending: wait(). But not one on `done` or `armed`, a slot that peers have not given back:
   // nothing was started then, and dispatch() can be called again.
-  Status dispatch(const ConstRows& x, const Routing& routing, const DispatchOptions& options,
+  Status dispatch(const Input& in, const Routing& routing, const DispatchOptions& options,
                   Handle& handle);
-  Status dispatch(const ConstRows& x, const Handle& cached, Handle& handle);
+  Status dispatch(const Input& in, const Handle& cached, Handle& handle);
   // Brings the outputs back; ends the lease. Errors as start_combine, and as above.
   Status combine(Handle& handle, const CombineArgs& args);
 
@@ -89,11 +90,11 @@ class UBEP_API Communicator {
   // allgather), in_place, contiguous, mapped_view, weighting, expert_alignment and expert_capacity.
   // Peers see more than 1 MiB of rows, and pushed rows of expert layouts, only once step() has
   // stored them.
-  Status start_dispatch(const ConstRows& x, const Routing& routing, const DispatchOptions& options,
+  Status start_dispatch(const Input& in, const Routing& routing, const DispatchOptions& options,
                         Handle& handle);
   // Same routing and options as `cached` (a handle whose dispatch completed; all ranks must take
   // handles of the same dispatch). `cached` and `handle` may be the same object.
-  Status start_dispatch(const ConstRows& x, const Handle& cached, Handle& handle);
+  Status start_dispatch(const Input& in, const Handle& cached, Handle& handle);
   // `args.out` (and `args.y`) must live until the combine is complete.
   Status start_combine(Handle& handle, const CombineArgs& args);
 

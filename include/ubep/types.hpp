@@ -12,9 +12,12 @@
 namespace ubep {
 
 // Element type of activations. Sums are made in fp32 and rounded once, to nearest even.
-enum class DType : std::uint8_t { bf16, fp16, fp32 };
+// u8: bytes of rows that the caller has encoded itself; they are dispatched as they are.
+enum class DType : std::uint8_t { bf16, fp16, fp32, u8 };
 
-constexpr std::size_t size_of(DType dtype) { return dtype == DType::fp32 ? 4 : 2; }
+constexpr std::size_t size_of(DType dtype) {
+  return dtype == DType::fp32 ? 4 : dtype == DType::u8 ? 1 : 2;
+}
 
 // Arrangement of received rows.
 //   rank_major    a token once per destination rank, rows grouped by source rank, in token order;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/rank_set.hpp"
+#include "engine/row_encoder.hpp"
 #include "memory/word.hpp"
 #include "plan/receive_plan.hpp"
 #include "plan/send_plan.hpp"
@@ -47,7 +48,8 @@ struct HandleState {
   // Lease.
   bool leased = false;
   int slot = 0;
-  ConstRows x;
+  RowEncoder encoder;  // of the caller's rows, where they do not travel as they are
+  ConstRows x;         // rows as they travel; records are rows of bytes
   RankSet sources;  // ranks whose rows arrived
   Received received;
   Rows output;

@@ -54,6 +54,7 @@ struct Op {
   OpLine line = {};  // mine; kind none = this place is free
   HandleState* handle = nullptr;
   bool cached = false;
+  bool encoding = false;  // own rows turn into records; nothing else goes on
   Status status;
 
   TileBoard tell{kMaxLanes};   // peers to tell, in shares, where they cannot read what I say
