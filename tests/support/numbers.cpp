@@ -124,5 +124,6 @@ std::string describe(DType dtype, Bits bits) {
 
 [[gnu::noinline]] float multiply(float a, float b) { return a * b; }
 [[gnu::noinline]] float add(float a, float b) { return a + b; }
+[[gnu::noinline]] float divide(float a, float b) { return a / b; }
 
 }  // namespace ubep::test
