@@ -42,7 +42,7 @@ std::string value_name(const std::string_view field, std::uint64_t value) {
 
 }  // namespace
 
-const char* name(DType value) { return pick(value, {"bf16", "fp16", "fp32"}); }
+const char* name(DType value) { return pick(value, {"bf16", "fp16", "fp32", "u8"}); }
 const char* name(Layout value) {
   return pick(value, {"rank_major", "expert_major", "expert_padded"});
 }

@@ -360,6 +360,8 @@ void encode_span(Quant quant, DType dtype, const CodecSpan& span) {
       return encode_as<Fp16>(quant, span);
     case DType::fp32:
       return encode_as<Fp32>(quant, span);
+    case DType::u8:
+      return;  // encoded already
   }
 }
 
@@ -377,6 +379,7 @@ Amax row_amax(const RowSource& row) {
     case DType::fp16:
       return amax_of_row<Fp16>(row.x, row.hidden);
     case DType::fp32:
+    case DType::u8:
       break;
   }
   return amax_of_row<Fp32>(row.x, row.hidden);
@@ -461,6 +464,8 @@ void decode_to(Quant quant, const std::byte* row, std::size_t hidden, DType targ
       return decode_blocks<Fp16>(quant, row, hidden, out);
     case DType::fp32:
       return decode_blocks<Fp32>(quant, row, hidden, out);
+    case DType::u8:
+      return;
   }
 }
 

@@ -101,6 +101,8 @@ void sum_block(const RowSum& sum, std::size_t begin, std::size_t end, std::byte*
       return sum_span<Fp16>(sum, begin, end, out);
     case DType::fp32:
       return sum_span<Fp32>(sum, begin, end, out);
+    case DType::u8:
+      return;  // never outputs
   }
 }
 
