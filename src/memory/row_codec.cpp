@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "base/math.hpp"
 #include "memory/copy.hpp"
@@ -508,7 +509,8 @@ void encode_row_streaming(Quant quant, const RowSource& row, std::byte* out) {
   if (scale_bytes > kMostStagedScales) return encode_row(quant, row, out);
   const std::size_t whole = row.hidden / kLineBytes * kLineBytes;  // values in lines of their own
   alignas(64) std::byte chunk[kChunk];
-  alignas(64) std::byte rest[kLineBytes + kMostStagedScales] = {};
+  alignas(64) std::byte rest[kLineBytes + kMostStagedScales];
+  std::memset(rest, 0, kLineBytes);  // the padding lies in the first line
   std::byte* scales = rest + (format.scale_offset - whole);
   const float factor = factor_of_row(quant, row, scales);
   for (std::size_t at = 0; at < row.hidden; at += kChunk) {
