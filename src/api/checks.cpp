@@ -264,7 +264,8 @@ void check_combine(const CombineArgs& args, const HandleState& h, const GroupCon
   };
   check(args.out, "out", h.routed->send.num_tokens);
   const bool in_place = args.y.data == h.output.data && args.y.data != nullptr;
-  const bool given = args.y.data != nullptr || args.y.num_rows != 0;
+  // A rank that received nothing may have no memory for it.
+  const bool given = args.y.data != nullptr || args.y.num_rows != 0 || args.y.hidden != 0;
   if (given) check(args.y, "y", h.output.num_rows);
   if (!given || in_place) check_like(args.out, "out", h.output, "expert_output()");
   if (given) check_like(args.out, "out", args.y, "y");

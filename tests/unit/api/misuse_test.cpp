@@ -380,7 +380,10 @@ INSTANTIATE_TEST_SUITE_P(
         BadCombine{
             {"OutputsHidden"}, {"y", "hidden", "32", "24"}, [](auto& args) { args.y.hidden = 32; }},
         BadCombine{{"OutputsDtype"},
-                   {"y", "dtype", "fp32", "bf16"},
+                   {"out", "dtype", "bf16", "fp16", "y"},
+                   [](auto& args) { args.y.dtype = DType::fp16; }},
+        BadCombine{{"OutputsTooWide"},
+                   {"y", "hidden", "24", "fp32", "12"},
                    [](auto& args) { args.y.dtype = DType::fp32; }},
         BadCombine{{"OutputsWithoutData"},
                    {"y", "data", "null", "4"},

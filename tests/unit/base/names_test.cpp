@@ -48,7 +48,7 @@ TEST(NamesTest, EveryValueHasItsName) {
 
 // Such values come from damaged shared memory.
 TEST(NamesTest, UnknownValuesDoNotReadBeyondTheTable) {
-  EXPECT_STREQ(name(static_cast<DType>(3)), "?");
+  EXPECT_STREQ(name(static_cast<DType>(4)), "?");
   EXPECT_STREQ(name(static_cast<OpKind>(255)), "?");
   EXPECT_STREQ(name(static_cast<Quant>(6)), "?");
   EXPECT_STREQ(name(static_cast<Code>(200)), "?");
