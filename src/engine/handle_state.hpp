@@ -50,12 +50,13 @@ struct HandleState {
   int slot = 0;
   RowEncoder encoder;  // of the caller's rows, where they do not travel as they are
   ConstRows x;         // rows as they travel; records are rows of bytes
-  RankSet sources;  // ranks whose rows arrived
+  RankSet sources;     // ranks whose rows arrived
   Received received;
   Rows output;
   std::vector<const std::byte*> row_table;
   std::vector<std::int32_t> mapped_idx;
   std::vector<float> mapped_weights;
+  std::vector<float> row_weights;
 
   // Latest operation. `status` is read once `state` is complete.
   OpKind kind = OpKind::none;

@@ -176,4 +176,21 @@ void make_receive_plan(const ExpertMap& experts, const ReceiveShape& shape, Rece
   fill_choices(experts, shape, plan);
 }
 
+void list_row_weights(const ReceivePlan& plan, int capacity, std::vector<float>& weights) {
+  weights.assign(static_cast<std::size_t>(plan.num_rows), 0.0F);
+  for (std::size_t q = 0; q < plan.sources.size(); ++q) {
+    const SourceRows& source = plan.sources[q];
+    std::size_t group = 0;
+    for (std::uint32_t row = 0; row < source.num_rows(); ++row) {
+      while (row >= source.group_begin[group + 1]) ++group;
+      const std::size_t place =
+          std::size_t{plan.base(static_cast<int>(q), static_cast<int>(group))} + row -
+          source.group_begin[group];
+      const auto end = (group + 1) * static_cast<std::size_t>(capacity);
+      if (capacity != 0 && place >= end) continue;  // it had no place
+      weights[place] = source.entries[source.row_entry[row]].weight;
+    }
+  }
+}
+
 }  // namespace ubep

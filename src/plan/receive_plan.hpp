@@ -74,4 +74,8 @@ struct ReceivePlan {
 // show `capacity` rows; those behind have no place.
 void make_receive_plan(const ExpertMap& experts, const ReceiveShape& shape, ReceivePlan& plan);
 
+// The weight of each row of an expert layout [num_rows], 0 where nobody's row lies. capacity: of an
+// expert, 0 = none.
+void list_row_weights(const ReceivePlan& plan, int capacity, std::vector<float>& weights);
+
 }  // namespace ubep

@@ -174,6 +174,10 @@ std::string compare_mapped_token(const Received& got, const Problem& problem,
 
 }  // namespace
 
+std::string compare_row_weights(std::span<const float> got, const ExpectedReceived& want) {
+  return compare_list("row_weights", got, want.row_weights);
+}
+
 std::string compare_received(const Received& got, const ExpectedReceived& want,
                              const Problem& problem) {
   const std::string head = first_of({

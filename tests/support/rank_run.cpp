@@ -98,7 +98,7 @@ void RankRun::finish_dispatch(int number) {
   finish(number);
   stages_[index(number)] = Stage::received;
   const Operation& op = operation(number);
-  const Handle& handle = handle_of(number);
+  Handle& handle = handle_of(number);
   const Received& received = handle.received();
   if (handle.epoch() != static_cast<std::uint64_t>(number) + 1) {
     fail(number, "epoch: got " + std::to_string(handle.epoch()));
@@ -106,6 +106,9 @@ void RankRun::finish_dispatch(int number) {
   std::string difference = compare_received(received, op.received[index(rank_)], op.problem);
   if (difference.empty() && local(number).options.mapped_view) {
     difference = compare_mapped(received, op.problem, rank_, case_.options.max_tokens);
+  }
+  if (difference.empty() && is_by_expert(received.layout)) {
+    difference = compare_row_weights(handle.row_weights(), op.received[index(rank_)]);
   }
   if (!difference.empty()) fail(number, difference);
 }

@@ -143,6 +143,7 @@ ExpectedReceived receive_by_expert(const Problem& problem, int rank) {
     expected.expert_counts.push_back(0);
     for (; next < arrivals.size() && index(arrivals[next].local) == e; ++next) {
       append_row(problem, arrivals[next], expected);
+      expected.row_weights.push_back(arrivals[next].weight);
       ++expected.expert_counts.back();
     }
     const bool padded = problem.layout == Layout::expert_padded;
@@ -151,6 +152,7 @@ ExpectedReceived receive_by_expert(const Problem& problem, int rank) {
                   : expected.num_rows % problem.expert_alignment != 0) {
       expected.rows.resize(expected.rows.size() + row_bytes, std::byte{0});
       expected.undefined.push_back(padded);
+      expected.row_weights.push_back(0);
       ++expected.num_rows;
     }
   }
@@ -171,7 +173,8 @@ struct TokenSum {
   int rank;
 
   void add(std::int64_t token, int owner, std::vector<float>& sum) const {
-    const std::vector<std::byte> values = values_of(problem, record_of(problem, rank, token).data());
+    const std::vector<std::byte> values =
+        values_of(problem, record_of(problem, rank, token).data());
     const std::byte* x = values.data();
     for (int k = 0; k < problem.topk; ++k) {
       const std::int32_t id = chosen(problem, rank, token, k);
@@ -245,8 +248,7 @@ std::vector<std::byte> record_of(const Problem& problem, int source, std::int64_
   }
   for (std::size_t i = 0; i < problem.payloads.size(); ++i) {
     const std::size_t bytes = index(problem.payloads[i]);
-    const std::byte* from =
-        problem.ranks[index(source)].payloads[i].data() + index(token) * bytes;
+    const std::byte* from = problem.ranks[index(source)].payloads[i].data() + index(token) * bytes;
     record.resize((record.size() + 7) / 8 * 8, std::byte{0});
     record.insert(record.end(), from, from + bytes);
   }
@@ -266,9 +268,10 @@ std::vector<std::byte> values_of(const Problem& problem, const std::byte* record
 }
 
 ExpectedReceived expected_received(const Problem& problem, int rank) {
-  ExpectedReceived expected = problem.layout != Layout::rank_major ? receive_by_expert(problem, rank)
-                              : problem.topk1                      ? receive_topk1(problem, rank)
-                                                                   : receive_rank_major(problem, rank);
+  ExpectedReceived expected = problem.layout != Layout::rank_major
+                                  ? receive_by_expert(problem, rank)
+                              : problem.topk1 ? receive_topk1(problem, rank)
+                                              : receive_rank_major(problem, rank);
   expected.row_bytes = record_bytes_of(problem);
   return expected;
 }

@@ -28,9 +28,9 @@ enum class ExpertFunction : std::uint8_t {
 // One rank's tokens and the gate's decision for them.
 struct RankInput {
   std::int64_t tokens = 0;
-  std::vector<std::byte> x;            // dense [tokens, hidden]
-  std::vector<std::int32_t> topk_idx;  // [tokens, topk] global ids, -1 = none
-  std::vector<float> topk_weights;     // [tokens, topk]
+  std::vector<std::byte> x;                      // dense [tokens, hidden]
+  std::vector<std::int32_t> topk_idx;            // [tokens, topk] global ids, -1 = none
+  std::vector<float> topk_weights;               // [tokens, topk]
   std::vector<std::vector<std::byte>> payloads;  // each dense [tokens, Problem::payloads[i]]
 };
 
@@ -58,7 +58,7 @@ struct Problem {
   bool own_output = false;
   DType out_dtype = DType::bf16;
   int out_hidden = 0;
-  bool unweighted = false;  // sums without weights
+  bool unweighted = false;   // sums without weights
   Ranks sources = ~Ranks();  // that take part as sources
   Ranks zeroed;              // their rows have a place and are zero
   std::vector<RankInput> ranks;
@@ -82,6 +82,7 @@ struct ExpectedReceived {
   std::vector<std::int32_t> src_counts;
   std::vector<std::int32_t> topk_idx;
   std::vector<float> topk_weights;
+  std::vector<float> row_weights;  // expert layouts: [num_rows], 0 where nobody sent a row
   std::vector<std::int32_t> expert_rows;
   std::vector<std::int32_t> expert_counts;
   std::vector<std::int32_t> expert_offsets;
