@@ -57,6 +57,7 @@ struct HandleState {
   std::vector<std::int32_t> mapped_idx;
   std::vector<float> mapped_weights;
   std::vector<float> row_weights;
+  std::vector<std::int32_t> row_choices;
 
   // Latest operation. `status` is read once `state` is complete.
   OpKind kind = OpKind::none;
