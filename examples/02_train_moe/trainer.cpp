@@ -45,6 +45,10 @@ Trainer::Trainer(const ubep::Bootstrap& bootstrap, const TrainOptions& options)
     layers_.emplace_back(with_room(options, data_, bootstrap.size), bootstrap.rank, bootstrap.size,
                          options.seed + static_cast<std::uint64_t>(i) + 1);
   }
+  for (int shard = first_shard_; shard < end_shard_; ++shard) {
+    for (int rank = 0; rank < bootstrap.size; ++rank) everybody_.push_back(rank);
+  }
+  weights_.resize(everybody_.size(), 1);
 }
 
 float Trainer::step(int number) {
@@ -59,7 +63,8 @@ float Trainer::step(int number) {
   }
   forward();
   backward(tokens_of_all);
-  sum_shards(number);
+  sum_own_shards(number);
+  add_all_shards();
   descend();
   return total_[0] / static_cast<float>(tokens_of_all);
 }
@@ -84,14 +89,11 @@ void Trainer::backward(int tokens_of_all) {
   }
 }
 
-// Loss and gradients of the gates: each rank sums over the tokens of each of its shards, sends
-// these sums to all, and adds those of all in the order of the shards. The bits are then the same
-// on all ranks, however many there are.
-void Trainer::sum_shards(int number) {
+// Loss and gradients of the gates over the tokens of each of the own shards.
+void Trainer::sum_own_shards(int number) {
   const std::int64_t columns = columns_of(options_.shape);
   const std::int64_t hidden = options_.shape.hidden;
-  const std::int64_t own = end_shard_ - first_shard_;
-  partial_.assign(at(own * columns), 0);
+  partial_.assign(at((end_shard_ - first_shard_) * columns), 0);
   std::int64_t token = 0;
   for (int shard = first_shard_; shard < end_shard_; ++shard) {
     float* sum = partial_.data() + (shard - first_shard_) * columns;
@@ -107,23 +109,24 @@ void Trainer::sum_shards(int number) {
     }
     token += count;
   }
+}
 
-  std::vector<std::int32_t> everybody(at(own * sums_.size()));
-  for (std::size_t i = 0; i < everybody.size(); ++i) {
-    everybody[i] = static_cast<std::int32_t>(i % at(sums_.size()));
-  }
-  const std::vector<float> weights(everybody.size(), 1);
-  ubep::Handle handle;
+// Each rank sends its sums to all, and adds those of all in the order of the shards: the bits are
+// the same on all ranks, however many there are.
+void Trainer::add_all_shards() {
+  const std::int64_t own = end_shard_ - first_shard_;
+  const std::int64_t columns = columns_of(options_.shape);
   sums_
       .dispatch({partial_.data(), own, columns, ubep::DType::fp32},
-                {everybody, weights, sums_.size()}, {}, handle)
+                {everybody_, weights_, sums_.size()}, {}, handle_)
       .or_throw();
+  const ubep::Received& received = handle_.received();
   total_.assign(at(columns), 0);
-  for (std::int64_t shard = 0; shard < handle.received().num_rows; ++shard) {
-    const auto* row = reinterpret_cast<const float*>(handle.received().row(shard));
+  for (std::int64_t shard = 0; shard < received.num_rows; ++shard) {
+    const auto* row = reinterpret_cast<const float*>(received.row(shard));
     for (std::size_t i = 0; i < total_.size(); ++i) total_[i] += row[i];
   }
-  sums_.release(handle);
+  sums_.release(handle_);
 }
 
 void Trainer::descend() {

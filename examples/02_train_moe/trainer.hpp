@@ -36,7 +36,8 @@ class Trainer {
  private:
   void forward();
   void backward(int tokens_of_all);
-  void sum_shards(int number);
+  void sum_own_shards(int number);
+  void add_all_shards();
   void descend();
 
   TrainOptions options_;
@@ -50,7 +51,10 @@ class Trainer {
   std::vector<float> target_;
   std::vector<float> gradient_;  // of h_[i], from the last to the first
   std::vector<float> partial_;   // [own shards, columns]: loss, then the gradient of each gate
-  std::vector<float> total_;     // [columns] over all shards
+  std::vector<std::int32_t> everybody_;  // [own shards, ranks] all ranks for each shard
+  std::vector<float> weights_;           // as many, of no use
+  ubep::Handle handle_;                  // of sums_
+  std::vector<float> total_;             // [columns] over all shards
 };
 
 }  // namespace train
