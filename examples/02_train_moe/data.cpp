@@ -34,7 +34,7 @@ void Data::append(int step, int shard, std::vector<float>& x, std::vector<float>
     }
     for (int h = 0; h < hidden_; ++h) {
       float sum = 0;
-      const float* const row = maps_.data() + (kind * hidden_ + h) * hidden_;
+      const float* const row = maps_.data() + at(kind * hidden_ + h) * at(hidden_);
       for (int i = 0; i < hidden_; ++i) sum += row[i] * x[begin + at(i)];
       target.push_back(x[begin + at(h)] + std::tanh(sum));
     }

@@ -14,6 +14,12 @@ using ubep::Layout;
 
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
+// Row i of a matrix [.., width].
+template <class Matrix>
+auto row_of(Matrix& matrix, std::int64_t i, std::int64_t width) {
+  return matrix.data() + i * width;
+}
+
 float dot(const float* a, const float* b, int count) {
   float sum = 0;
   for (int i = 0; i < count; ++i) sum += a[i] * b[i];
@@ -67,10 +73,10 @@ void MoeLayer::choose(std::int64_t tokens) {
   std::vector<float> logits(at(shape_.experts));
   for (std::int64_t t = 0; t < tokens; ++t) {
     for (int e = 0; e < shape_.experts; ++e) {
-      logits[at(e)] = dot(gate.data() + e * hidden, x_.data() + t * hidden, hidden);
+      logits[at(e)] = dot(row_of(gate, e, hidden), row_of(x_, t, hidden), hidden);
     }
-    std::int32_t* const idx = topk_idx_.data() + at(t) * topk;
-    float* const weights = topk_weights_.data() + at(t) * topk;
+    std::int32_t* const idx = row_of(topk_idx_, t, shape_.topk);
+    float* const weights = row_of(topk_weights_, t, shape_.topk);
     float sum = 0;
     float most = 0;
     for (std::size_t k = 0; k < topk; ++k) {
@@ -144,7 +150,7 @@ void MoeLayer::forward(ubep::Communicator& comm, std::span<const float> x, std::
   }
   for (std::size_t number = 0; number < tasks_.size(); ++number) {
     const Task& task = tasks_[number];
-    std::copy_n(floats(received.row(task.row)), hidden, received_.data() + task.row * hidden);
+    std::copy_n(floats(received.row(task.row)), hidden, row_of(received_, task.row, hidden));
     run_expert(task, number, reinterpret_cast<float*>(output.row(task.output)));
   }
 
@@ -158,7 +164,7 @@ void MoeLayer::run_expert(const Task& task, std::size_t number, float* out) {
   const Expert& expert = experts[at(task.expert)];
   float* const z = before_silu_.data() + number * at(inner);
   for (int i = 0; i < inner; ++i) {
-    z[i] = dot(expert.w1.data() + i * hidden, received_.data() + task.row * hidden, hidden);
+    z[i] = dot(row_of(expert.w1, i, hidden), row_of(received_, task.row, hidden), hidden);
     activated_[at(i)] = z[i] * sigmoid(z[i]);
   }
   // In rank_major the kernel weights its rows; elsewhere combine does.
@@ -166,7 +172,7 @@ void MoeLayer::run_expert(const Task& task, std::size_t number, float* out) {
                         shape_.dispatch.weighting == ubep::Weighting::kernel;
   const float factor = weighted ? task.weight : 1;
   for (int h = 0; h < hidden; ++h) {
-    out[h] += factor * dot(expert.w2.data() + h * inner, activated_.data(), inner);
+    out[h] += factor * dot(row_of(expert.w2, h, inner), activated_.data(), inner);
   }
 }
 
@@ -188,7 +194,7 @@ void MoeLayer::backward(ubep::Communicator& comm, std::span<const float> dy,
   const std::int64_t outputs = handle_.expert_output().num_rows;
   std::vector<float> rows(at(outputs * width));
   for (std::size_t number = 0; number < tasks_.size(); ++number) {
-    run_expert_backward(tasks_[number], number, rows.data() + tasks_[number].output * width);
+    run_expert_backward(tasks_[number], number, row_of(rows, tasks_[number].output, width));
   }
   std::vector<float> home(at(tokens * width));
   comm.combine(handle_, {.out = {home.data(), tokens, width, DType::fp32},
@@ -200,15 +206,15 @@ void MoeLayer::backward(ubep::Communicator& comm, std::span<const float> dy,
   dx.resize(dy.size());
   logit_gradients_.resize(topk_idx_.size());
   for (std::int64_t t = 0; t < tokens; ++t) {
-    const float* const dweights = home.data() + t * width + hidden;
-    const float* const weights = topk_weights_.data() + t * topk;
-    std::copy_n(home.data() + t * width, hidden, dx.data() + t * hidden);
+    const float* const dweights = row_of(home, t, width) + hidden;
+    const float* const weights = row_of(topk_weights_, t, topk);
+    std::copy_n(row_of(home, t, width), hidden, row_of(dx, t, hidden));
     const float mean = dot(weights, dweights, topk);
     for (int k = 0; k < topk; ++k) {
       const float gradient = weights[k] * (dweights[k] - mean);
       const int e = topk_idx_[at(t * topk + k)];
       logit_gradients_[at(t * topk + k)] = gradient;
-      add_scaled(gradient, gate.data() + e * hidden, hidden, dx.data() + t * hidden);
+      add_scaled(gradient, row_of(gate, e, hidden), hidden, row_of(dx, t, hidden));
     }
   }
 }
@@ -218,22 +224,22 @@ void MoeLayer::run_expert_backward(const Task& task, std::size_t number, float* 
   const int hidden = shape_.hidden;
   const int inner = shape_.inner;
   Expert& expert = experts[at(task.expert)];
-  const float* const x = received_.data() + task.row * hidden;
+  const float* const x = row_of(received_, task.row, hidden);
   const float* const dy = floats(handle_.received().row(task.row));
   const float* const z = before_silu_.data() + number * at(inner);
   std::fill(inner_gradients_.begin(), inner_gradients_.end(), 0.0F);
   for (int i = 0; i < inner; ++i) activated_[at(i)] = z[i] * sigmoid(z[i]);
   for (int h = 0; h < hidden; ++h) {
-    add_scaled(dy[h], expert.w2.data() + h * inner, inner, inner_gradients_.data());
-    add_scaled(task.weight * dy[h], activated_.data(), inner, expert.dw2.data() + h * inner);
+    add_scaled(dy[h], row_of(expert.w2, h, inner), inner, inner_gradients_.data());
+    add_scaled(task.weight * dy[h], activated_.data(), inner, row_of(expert.dw2, h, inner));
   }
   // <dy, y> = <dy, w2 a> = <w2^T dy, a>: y itself need not be kept.
   out[hidden + task.k] += dot(inner_gradients_.data(), activated_.data(), inner);
   for (int i = 0; i < inner; ++i) {
     const float s = sigmoid(z[i]);
     const float gradient = task.weight * inner_gradients_[at(i)] * s * (1 + z[i] * (1 - s));
-    add_scaled(gradient, x, hidden, expert.dw1.data() + i * hidden);
-    add_scaled(gradient, expert.w1.data() + i * hidden, hidden, out);
+    add_scaled(gradient, x, hidden, row_of(expert.dw1, i, hidden));
+    add_scaled(gradient, row_of(expert.w1, i, hidden), hidden, out);
   }
 }
 // [/backward]
@@ -244,8 +250,8 @@ void MoeLayer::add_gate_gradient(std::int64_t first, std::int64_t count,
   for (std::int64_t t = first; t < first + count; ++t) {
     for (int k = 0; k < shape_.topk; ++k) {
       const std::size_t choice = at(t * shape_.topk + k);
-      add_scaled(logit_gradients_[choice], x_.data() + t * hidden, hidden,
-                 sum.data() + topk_idx_[choice] * hidden);
+      add_scaled(logit_gradients_[choice], row_of(x_, t, hidden), hidden,
+                 row_of(sum, topk_idx_[choice], hidden));
     }
   }
 }

@@ -166,7 +166,7 @@ void train_rank(const TrainingCase& s, const Bootstrap& bootstrap, Gradients& fo
                 std::vector<std::vector<float>>& gates) {
   Communicator comm = Communicator::create(bootstrap, s.shape.communicator(s.ranks));
   std::size_t begin = 0;
-  for (int q = 0; q < bootstrap.rank; ++q) begin += at(s.tokens[at(q)] * s.shape.hidden);
+  for (int q = 0; q < bootstrap.rank; ++q) begin += at(s.tokens[at(q)]) * at(s.shape.hidden);
   const std::int64_t tokens = s.tokens[at(bootstrap.rank)];
   const auto count = static_cast<std::ptrdiff_t>(tokens * s.shape.hidden);
   const auto first = s.x.begin() + static_cast<std::ptrdiff_t>(begin);
