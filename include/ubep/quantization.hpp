@@ -1,8 +1,10 @@
 // Quantised rows outside a dispatch: what DispatchOptions::quant makes of a row, and back. For
-// experts that compute in another dtype, for callers that quantise their rows themselves, for tests.
+// experts that compute in another dtype, for callers that quantise their rows themselves, for
+// tests.
 //
 // All functions take any `hidden` from 1 on; no pointer needs an alignment. The formats, and what
-// becomes of NaN and infinity: types.hpp, Quant. Throw Error{invalid_argument}: Quant::none, DType::u8.
+// becomes of NaN and infinity: types.hpp, Quant. Throw Error{invalid_argument}: Quant::none,
+// DType::u8.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +26,8 @@ UBEP_API void dequantize_row(Quant quant, const void* row, DType dtype, std::int
                              void* out);
 
 // Scales of received rows first .. first + count - 1 to where the caller wants them: scale b of row
-// i at out + (i - first) * row_stride + b * block_stride, in bytes. Row-major: block_stride is that of
-// a scale; column-major, as GEMM kernels read them: row_stride is.
+// i at out + (i - first) * row_stride + b * block_stride, in bytes. Row-major: block_stride is that
+// of a scale; column-major, as GEMM kernels read them: row_stride is.
 UBEP_API void copy_scales(const Received& received, std::int64_t first, std::int64_t count,
                           void* out, std::int64_t row_stride, std::int64_t block_stride);
 

@@ -219,6 +219,12 @@ void EngineImpl<F>::show_received(Op& op) {
   r.topk = routed.shape.topk;
   r.epoch = h.epoch;
   r.sources = h.sources.low();
+  h.any_more = h.round.more;
+  if (h.round.number != 0) {
+    h.sources.for_each([&](int q) {
+      if (q != rank_ && op.theirs[static_cast<std::size_t>(q)].more != 0) h.any_more = true;
+    });
+  }
   r.num_rows = plan.num_rows;
   r.stride_bytes = static_cast<std::int64_t>(stride);
   r.src_stride_bytes = 0;
