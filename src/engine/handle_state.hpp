@@ -63,6 +63,7 @@ struct HandleState {
   std::vector<std::int32_t> mapped_idx;
   std::vector<float> mapped_weights;
   std::vector<float> row_weights;
+  std::vector<std::int32_t> row_choices;
 
   // run_layer(): the round under way, whether some rank has more, and what rounds before said.
   LayerRound round;

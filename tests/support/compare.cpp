@@ -178,6 +178,10 @@ std::string compare_row_weights(std::span<const float> got, const ExpectedReceiv
   return compare_list("row_weights", got, want.row_weights);
 }
 
+std::string compare_row_choices(std::span<const std::int32_t> got, const ExpectedReceived& want) {
+  return compare_list("row_choices", got, want.row_choices);
+}
+
 std::string compare_received(const Received& got, const ExpectedReceived& want,
                              const Problem& problem) {
   const std::string head = first_of({

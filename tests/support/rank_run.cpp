@@ -110,6 +110,9 @@ void RankRun::finish_dispatch(int number) {
   if (difference.empty() && is_by_expert(received.layout)) {
     difference = compare_row_weights(handle.row_weights(), op.received[index(rank_)]);
   }
+  if (difference.empty() && (is_by_expert(received.layout) || local(number).options.topk1)) {
+    difference = compare_row_choices(handle.row_choices(), op.received[index(rank_)]);
+  }
   if (!difference.empty()) fail(number, difference);
 }
 

@@ -124,6 +124,7 @@ ExpectedReceived receive_topk1(const Problem& problem, int rank) {
     ++expected.src_counts[index(arrival.source)];
     expected.topk_idx.push_back(arrival.local);
     expected.topk_weights.push_back(arrival.weight);
+    expected.row_choices.push_back(arrival.k);
   }
   list_expert_rows(pairs, experts_of(problem, rank).size(), expected);
   return expected;
@@ -144,6 +145,7 @@ ExpectedReceived receive_by_expert(const Problem& problem, int rank) {
     for (; next < arrivals.size() && index(arrivals[next].local) == e; ++next) {
       append_row(problem, arrivals[next], expected);
       expected.row_weights.push_back(arrivals[next].weight);
+      expected.row_choices.push_back(arrivals[next].k);
       ++expected.expert_counts.back();
     }
     const bool padded = problem.layout == Layout::expert_padded;
@@ -153,6 +155,7 @@ ExpectedReceived receive_by_expert(const Problem& problem, int rank) {
       expected.rows.resize(expected.rows.size() + row_bytes, std::byte{0});
       expected.undefined.push_back(padded);
       expected.row_weights.push_back(0);
+      expected.row_choices.push_back(-1);
       ++expected.num_rows;
     }
   }

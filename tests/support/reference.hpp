@@ -82,7 +82,8 @@ struct ExpectedReceived {
   std::vector<std::int32_t> src_counts;
   std::vector<std::int32_t> topk_idx;
   std::vector<float> topk_weights;
-  std::vector<float> row_weights;  // expert layouts: [num_rows], 0 where nobody sent a row
+  std::vector<float> row_weights;         // expert layouts: [num_rows], 0 where nobody sent a row
+  std::vector<std::int32_t> row_choices;  // and topk1: k of each row, -1 where nobody sent a row
   std::vector<std::int32_t> expert_rows;
   std::vector<std::int32_t> expert_counts;
   std::vector<std::int32_t> expert_offsets;

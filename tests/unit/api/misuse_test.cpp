@@ -401,6 +401,8 @@ TEST(StateMisuseTest, AnUnusedHandle) {
   EXPECT_FALSE(handle.holds_lease());
   expect_error(ErrorCode::misuse, {"handle"}, [&] { (void)handle.received(); });
   expect_error(ErrorCode::misuse, {"handle"}, [&] { (void)handle.expert_output(); });
+  expect_error(ErrorCode::misuse, {"handle"}, [&] { (void)handle.row_weights(); });
+  expect_error(ErrorCode::misuse, {"handle"}, [&] { (void)handle.row_choices(); });
   expect_error(ErrorCode::misuse, {}, [&] { (void)handle.valid_tokens(); });
   expect_error(ErrorCode::misuse, {"handle"}, [&] { (void)alone.comm.poll(handle); });
   expect_error(ErrorCode::misuse, {"handle"}, [&] { (void)alone.comm.wait(handle); });
@@ -409,6 +411,17 @@ TEST(StateMisuseTest, AnUnusedHandle) {
     (void)alone.comm.start_dispatch(alone.worker.x(), handle, alone.worker.handle);
   });
   alone.comm.release(handle);  // nothing to end
+}
+
+// Rows of rank_major have several weights and choices.
+TEST(StateMisuseTest, ListsOfRowsPerChoice) {
+  Alone alone;
+  ASSERT_TRUE(alone.worker.dispatch(alone.comm).ok());
+  expect_error(ErrorCode::misuse, {"row_weights"},
+               [&] { (void)alone.worker.handle.row_weights(); });
+  expect_error(ErrorCode::misuse, {"row_choices"},
+               [&] { (void)alone.worker.handle.row_choices(); });
+  EXPECT_TRUE(alone.worker.combine(alone.comm).ok());
 }
 
 TEST(StateMisuseTest, CombineTwice) {
