@@ -14,6 +14,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -56,6 +57,14 @@ struct CommunicatorOptions {
   std::chrono::milliseconds timeout{0};  // of waiting calls; 0 = UBEP_TIMEOUT_MS, else 30 s
 };
 
+// What run_layer() does with received rows, and where its result goes.
+struct Layer {
+  std::function<void(Handle&)> experts;
+  Rows out;
+};
+
+struct LayerRound;
+
 class UBEP_API Communicator {
  public:
   // Collective. Throws Error{invalid_argument, setup} within bootstrap.timeout (ranks other than 0
@@ -82,6 +91,16 @@ class UBEP_API Communicator {
   Status dispatch(const Input& in, const Handle& cached, Handle& handle);
   // Brings the outputs back; ends the lease. Errors as start_combine, and as above.
   Status combine(Handle& handle, const CombineArgs& args);
+
+  // A whole layer of any number of tokens with the memory of max_tokens: as many rounds of
+  // dispatch, `experts` and combine as the rank with the most tokens needs; a rank that has no more
+  // sends none. `experts` reads handle.received() and writes handle.expert_output(); it is called
+  // once a round, on this thread, whether there are rows or not. All ranks call run_layer(). out:
+  // [num_tokens, hidden] of in, complete on return; handle.valid_tokens() is then of all tokens.
+  // Errors as dispatch and combine: peer_lost and no_capacity are those of the first round that had
+  // them, the others are run all the same; after timeout the same call goes on where it was.
+  Status run_layer(const Input& in, const Routing& routing, const DispatchOptions& options,
+                   const Layer& layer, Handle& handle);
 
   // The same without waiting. They never wait: slot_busy, not_ready (a peer has not given its slot
   // back yet, or with Protocol::sentinel not made its first call, or the dispatch is not complete)
@@ -139,6 +158,12 @@ class UBEP_API Communicator {
   Impl& here() const;  // throws when moved from, or in a forked child
   Impl& open() const;  // throws when closed, too
   explicit Communicator(std::unique_ptr<Impl> impl);
+  Status start_round(const Input& in, const Routing& routing, const DispatchOptions& options,
+                     Handle& handle, const LayerRound& round);
+  Status dispatch_round(const Input& in, const Routing& routing, const DispatchOptions& options,
+                        Handle& handle, const LayerRound& round);
+  static Status end_layer(Handle& handle, const Status& status);
+  int max_tokens() const;
   std::unique_ptr<Impl> impl_;
 };
 

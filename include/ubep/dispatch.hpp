@@ -32,7 +32,8 @@ struct Input {
   ConstRows x;
   std::span<const Payload> payloads;
 
-  Input(const ConstRows& rows, std::span<const Payload> more = {})  // NOLINT(google-explicit-constructor)
+  Input(const ConstRows& rows,
+        std::span<const Payload> more = {})  // NOLINT(google-explicit-constructor)
       : x(rows), payloads(more) {}
   Input(const Rows& rows) : x(rows) {}  // NOLINT(google-explicit-constructor)
   // As ConstRows.
@@ -63,8 +64,8 @@ struct DispatchOptions {
   // have no place: the owner's dispatch ends with no_capacity (its lease lasts, other rows are
   // there), and combine leaves them out and clears valid_tokens of their tokens.
   int expert_capacity = 0;
-  // Rows are quantised on their way (types.hpp); experts read them with Received::quant. Outputs are
-  // of the dtype of x. Not with in_place or a buffer of input().
+  // Rows are quantised on their way (types.hpp); experts read them with Received::quant. Outputs
+  // are of the dtype of x. Not with in_place or a buffer of input().
   Quant quant = Quant::none;
 };
 
@@ -72,8 +73,8 @@ struct DispatchOptions {
 struct ScalePlace {
   std::int64_t offset = 0;  // bytes from the row's beginning
   std::int64_t count = 0;
-  std::int64_t bytes = 0;   // of one: 4 = fp32, 1 = a power of two, as fp32's exponent (e8m0)
-  std::int64_t block = 0;   // elements that share one
+  std::int64_t bytes = 0;  // of one: 4 = fp32, 1 = a power of two, as fp32's exponent (e8m0)
+  std::int64_t block = 0;  // elements that share one
 };
 
 struct PayloadPlace {

@@ -1,8 +1,10 @@
 // Quantised rows outside a dispatch: what DispatchOptions::quant makes of a row, and back. For
-// experts that compute in another dtype, for callers that quantise their rows themselves, for tests.
+// experts that compute in another dtype, for callers that quantise their rows themselves, for
+// tests.
 //
 // All functions take any `hidden` from 1 on; no pointer needs an alignment. The formats, and what
-// becomes of NaN and infinity: types.hpp, Quant. Throw Error{invalid_argument}: Quant::none, DType::u8.
+// becomes of NaN and infinity: types.hpp, Quant. Throw Error{invalid_argument}: Quant::none,
+// DType::u8.
 #pragma once
 
 #include <cstdint>
@@ -23,10 +25,16 @@ UBEP_API void quantize_row(Quant quant, const void* x, DType dtype, std::int64_t
 UBEP_API void dequantize_row(Quant quant, const void* row, DType dtype, std::int64_t hidden,
                              void* out);
 
-// Scales of received rows first .. first + count - 1 to where the caller wants them: scale b of row
-// i at out + (i - first) * row_stride + b * block_stride, in bytes. Row-major: block_stride is that of
-// a scale; column-major, as GEMM kernels read them: row_stride is.
+// Where scales go: block b of row i to data + i * row_stride + b * block_stride, in bytes.
+// Row-major: block_stride is the size of a scale; column-major, as GEMM kernels read them:
+// row_stride is.
+struct ScaleMatrix {
+  void* data = nullptr;
+  std::int64_t row_stride = 0;
+  std::int64_t block_stride = 0;
+};
+// Scales of the received rows first .. first + count - 1; row `first` is row 0 of `to`.
 UBEP_API void copy_scales(const Received& received, std::int64_t first, std::int64_t count,
-                          void* out, std::int64_t row_stride, std::int64_t block_stride);
+                          const ScaleMatrix& to);
 
 }  // namespace ubep

@@ -254,8 +254,7 @@ void check_combine(const CombineArgs& args, const HandleState& h, const GroupCon
              whose);
     }
   };
-  const auto check = [&config](const ConstRows& rows, const char* argument,
-                               std::int64_t expected) {
+  const auto check = [&config](const ConstRows& rows, const char* argument, std::int64_t expected) {
     if (rows.num_rows != expected) {
       refuse("{}.num_rows is {}, expected {}", argument, rows.num_rows, expected);
     }

@@ -299,11 +299,18 @@ int Communicator::num_local_experts() const {
   const Impl& impl = here();
   return impl.config.experts.num_local(impl.rank);
 }
+int Communicator::max_tokens() const { return open().config.max_tokens; }
 CommunicatorFacts Communicator::facts() const { return here().facts; }
 MemoryPlan Communicator::memory() const { return here().memory; }
 
 Status Communicator::start_dispatch(const Input& in, const Routing& routing,
                                     const DispatchOptions& options, Handle& handle) {
+  return start_round(in, routing, options, handle, {});
+}
+
+Status Communicator::start_round(const Input& in, const Routing& routing,
+                                 const DispatchOptions& options, Handle& handle,
+                                 const LayerRound& round) {
   Impl& impl = open();
   const ConstRows& x = in.x;
   HandleState& h = *handle.state_;
@@ -317,6 +324,7 @@ Status Communicator::start_dispatch(const Input& in, const Routing& routing,
                .bytes = static_cast<std::uint64_t>(x.num_rows * x.row_bytes())});
   if (x.num_rows > impl.config.max_tokens) return impl.too_many_tokens(x);
   check_routing(routing, x.num_rows, impl.config);
+  h.round = round;
   const Status status =
       impl.engine->start_dispatch(in,
                                   {.topk_idx = routing.topk_idx,
@@ -349,6 +357,7 @@ Status Communicator::start_dispatch(const Input& in, const Handle& cached, Handl
                 fmt::format("x.num_rows is {}, expected {} as in the cached dispatch", x.num_rows,
                             c.routed->send.num_tokens));
   }
+  h.round = {};
   check_payloads(in, c.routed->options, impl.config);
   check_same_payloads(in, c);
   const Status status = impl.engine->start_cached_dispatch(in, c, h);
@@ -370,10 +379,16 @@ Status Communicator::start_combine(Handle& handle, const CombineArgs& args) {
 
 Status Communicator::dispatch(const Input& in, const Routing& routing,
                               const DispatchOptions& options, Handle& handle) {
+  return dispatch_round(in, routing, options, handle, {});
+}
+
+Status Communicator::dispatch_round(const Input& in, const Routing& routing,
+                                    const DispatchOptions& options, Handle& handle,
+                                    const LayerRound& round) {
   Impl& impl = open();
   const auto until = impl.deadline();
   const Status started =
-      impl.insist([&] { return start_dispatch(in, routing, options, handle); }, until);
+      impl.insist([&] { return start_round(in, routing, options, handle, round); }, until);
   // Not even begun: the handle has nothing to wait for, and an earlier operation's result is not
   // it.
   if (started.code == Code::timeout && !handle.holds_lease()) handle.state_->kind = OpKind::none;

@@ -10,7 +10,9 @@
 namespace ubep {
 namespace {
 
-[[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::invalid_argument, text); }
+[[noreturn]] void refuse(const std::string& text) {
+  throw Error(ErrorCode::invalid_argument, text);
+}
 
 RowFormat format_of(Quant quant, std::int64_t hidden) {
   if (quant == Quant::none || quant > Quant::mxfp8) {
@@ -42,8 +44,7 @@ ScalePlace scale_place(Quant quant, std::int64_t hidden) {
 void quantize_row(Quant quant, const void* x, DType dtype, std::int64_t hidden, void* out) {
   (void)format_of(quant, hidden);
   check_dtype(dtype);
-  encode_row(quant,
-             {static_cast<const std::byte*>(x), static_cast<std::size_t>(hidden), dtype},
+  encode_row(quant, {static_cast<const std::byte*>(x), static_cast<std::size_t>(hidden), dtype},
              static_cast<std::byte*>(out));
 }
 
@@ -54,20 +55,20 @@ void dequantize_row(Quant quant, const void* row, DType dtype, std::int64_t hidd
              static_cast<std::byte*>(out));
 }
 
-void copy_scales(const Received& received, std::int64_t first, std::int64_t count, void* out,
-                 std::int64_t row_stride, std::int64_t block_stride) {
+void copy_scales(const Received& received, std::int64_t first, std::int64_t count,
+                 const ScaleMatrix& to) {
   if (received.quant == Quant::none) refuse("the received rows have no scales: quant is none");
   if (first < 0 || count < 0 || first > received.num_rows - count) {
-    refuse(fmt::format("rows {} to {} of {} received ones", first, first + count,
-                       received.num_rows));
+    refuse(
+        fmt::format("rows {} to {} of {} received ones", first, first + count, received.num_rows));
   }
   const ScalePlace& scales = received.scales;
   const auto bytes = static_cast<std::size_t>(scales.bytes);
   for (std::int64_t i = 0; i < count; ++i) {
     const std::byte* from = received.row(first + i) + scales.offset;
-    auto* to = static_cast<std::byte*>(out) + i * row_stride;
+    auto* row = static_cast<std::byte*>(to.data) + i * to.row_stride;
     for (std::int64_t b = 0; b < scales.count; ++b) {
-      std::memcpy(to + b * block_stride, from + b * scales.bytes, bytes);
+      std::memcpy(row + b * to.block_stride, from + b * scales.bytes, bytes);
     }
   }
 }

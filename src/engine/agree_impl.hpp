@@ -16,6 +16,8 @@ OpLine EngineImpl<F>::next_line(const HandleState& h, OpKind kind, const ConstRo
   line.hidden = static_cast<std::uint32_t>(rows.hidden);
   line.tokens = h.routed->send.num_tokens;
   line.kind = kind;
+  line.round = h.round.number;
+  line.more = h.round.more ? 1 : 0;
   line.dtype = rows.dtype;
   line.layout = h.routed->options.layout;
   line.reduction = h.routed->options.reduction;

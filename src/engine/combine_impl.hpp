@@ -147,8 +147,7 @@ void EngineImpl<F>::return_row(const Op& op, const Tile& tile, std::uint64_t row
   }
   const Range range = layout(q).back(h.slot, stride, entry, 1);
   std::byte* to = fabric_.claim_at(q, range);
-  owner ? sum_choices(op, q, tile.next, to)
-        : copy_row(h.store, to, from, row_bytes(op));
+  owner ? sum_choices(op, q, tile.next, to) : copy_row(h.store, to, from, row_bytes(op));
   fabric_.commit_at(q, range, h.store);
 }
 

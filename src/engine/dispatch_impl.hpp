@@ -204,8 +204,8 @@ void EngineImpl<F>::stage_rows(HandleState& h) {
   const std::uint64_t stride = round_up(bytes, kLineBytes);
   const bool in_slot = h.store == Store::near && !pushes(*h.routed);
   const auto tokens = static_cast<std::uint64_t>(h.x.num_rows);
-  const std::byte* place = in_slot ? fabric_.claim(own().x(h.slot, stride, 0, tokens))
-                                   : slot_of(h).area->x.data();
+  const std::byte* place =
+      in_slot ? fabric_.claim(own().x(h.slot, stride, 0, tokens)) : slot_of(h).area->x.data();
   h.x = ConstRows(place, h.x.num_rows, static_cast<std::int64_t>(bytes), DType::u8,
                   static_cast<std::int64_t>(stride));
 }

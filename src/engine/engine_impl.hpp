@@ -173,6 +173,7 @@ class EngineImpl final : public Engine {
   void source_arrived(Op& op, int q);
   void place_rows(Op& op);
   void show_received(Op& op);
+  bool wants_more(const Op& op) const;
   void show_record(HandleState& h);
   void show_mapped(Op& op);
   void report_overflow(Op& op);

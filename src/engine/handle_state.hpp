@@ -34,6 +34,12 @@ struct Routed {
   std::vector<std::uint32_t> first_entry;          // [R] of this rank at each source
 };
 
+// One dispatch of several that make a layer; all 0 of one that is alone.
+struct LayerRound {
+  std::uint32_t number = 0;  // from 1
+  bool more = false;         // this rank has tokens left
+};
+
 namespace detail {
 
 struct HandleState {
@@ -58,6 +64,19 @@ struct HandleState {
   std::vector<float> mapped_weights;
   std::vector<float> row_weights;
   std::vector<std::int32_t> row_choices;
+
+  // run_layer(): the round under way, whether some rank has more, and what rounds before said.
+  LayerRound round;
+  bool any_more = false;
+  struct Layer {
+    bool active = false;
+    bool combining = false;
+    std::int64_t done = 0;  // tokens
+    std::uint32_t rounds = 0;
+    Status status;
+    std::vector<std::uint8_t> valid;
+  };
+  Layer layer;
 
   // Latest operation. `status` is read once `state` is complete.
   OpKind kind = OpKind::none;

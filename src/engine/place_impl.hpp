@@ -219,6 +219,7 @@ void EngineImpl<F>::show_received(Op& op) {
   r.topk = routed.shape.topk;
   r.epoch = h.epoch;
   r.sources = h.sources.low();
+  h.any_more = wants_more(op);
   r.num_rows = plan.num_rows;
   r.stride_bytes = static_cast<std::int64_t>(stride);
   r.src_stride_bytes = 0;
@@ -259,6 +260,18 @@ void EngineImpl<F>::show_received(Op& op) {
   h.output.dtype = h.dtype;
   h.output.stride_bytes = static_cast<std::int64_t>(output_stride(h));
   show_mapped(op);
+}
+
+// A layer: whether a rank that takes part has tokens for another round. All see the same.
+template <Fabric F>
+bool EngineImpl<F>::wants_more(const Op& op) const {
+  const HandleState& h = *op.handle;
+  bool more = h.round.more;
+  if (h.round.number == 0) return false;
+  h.sources.for_each([&](int q) {
+    more = more || (q != rank_ && op.theirs[static_cast<std::size_t>(q)].more != 0);
+  });
+  return more;
 }
 
 // How a received row is to be read.

@@ -1,5 +1,5 @@
-// What a dispatch sends for each token, where that is not the caller's row as it is: a quantised row
-// (memory/row_codec.hpp), then the payloads that travel with it, each at a multiple of 8 bytes.
+// What a dispatch sends for each token, where that is not the caller's row as it is: a quantised
+// row (memory/row_codec.hpp), then the payloads that travel with it, each at a multiple of 8 bytes.
 #pragma once
 
 #include <cstddef>

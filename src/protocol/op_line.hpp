@@ -23,7 +23,7 @@ struct OpLine {
   std::uint16_t layer = 0;
   std::uint16_t payload_bytes = 0;  // behind each row, with what aligns them
   std::uint32_t hidden = 0;         // of a combine: of the outputs
-  std::uint32_t tokens = 0;  // may differ between ranks, at most max_tokens
+  std::uint32_t tokens = 0;         // may differ between ranks, at most max_tokens
   OpKind kind = OpKind::none;
   DType dtype = DType::bf16;
   Layout layout = Layout::rank_major;
@@ -33,10 +33,11 @@ struct OpLine {
   // A rank's own affair, which its peers go by.
   Path path = Path::pull;  // of its rows: push = into inboxes; bsp and allgather must agree
   std::uint8_t contiguous = 0;
-  std::uint16_t alignment = 1;     // expert_major
-  std::uint8_t marks : 1 = 0;      // 1 = some of my rows are announced by `sent`
-  std::uint8_t unweighted : 1 = 0; // combine: plain sums
-  std::uint8_t spare : 6 = 0;
+  std::uint16_t alignment = 1;      // expert_major
+  std::uint8_t marks : 1 = 0;       // 1 = some of my rows are announced by `sent`
+  std::uint8_t unweighted : 1 = 0;  // combine: plain sums
+  std::uint8_t more : 1 = 0;        // a layer: I have tokens for another round
+  std::uint8_t spare : 5 = 0;
   Quant quant = Quant::none;
   std::uint32_t capacity = 0;  // expert_padded
 };

@@ -53,6 +53,30 @@ SimFabric::~SimFabric() {
 
 int SimFabric::size() const { return world_.options().ranks; }
 
+const LaneCosts& SimFabric::costs() const {
+  const Pod& pod = world_.options().pod;
+  return part_ == Part::combine && pod.combine ? *pod.combine : pod.lane;
+}
+
+void SimFabric::begin(Part part) {
+  part_ = part;
+  read_rows_.clear();
+}
+
+// Of mapped memory: what is done for each row beside copying or adding its bytes.
+void SimFabric::prepare_rows(std::uint64_t bytes) const {
+  const std::uint64_t rows = bytes / world_.options().row_bytes;
+  spend(rows * (part_ == Part::dispatch ? costs().row : costs().combine_row));
+}
+
+// A peer's bytes where they are. What was read before is in the own caches. Rows are
+// read ahead; words beside them are waited for.
+void SimFabric::read_in_place(const Place& place) {
+  const bool is_row = place.bytes >= world_.options().row_bytes;
+  if (is_row && !read_rows_.insert(place).second) return;
+  spend((is_row ? 0 : costs().read_first) + time_of(place.bytes, costs().read));
+}
+
 // Where nothing is to be spent, that is no call.
 void SimFabric::spend(Time cost) const {
   if (cost != 0) world_.spend(cost);
@@ -84,7 +108,10 @@ void SimFabric::check_inbox(int rank, Range range, const char* call) const {
 const std::byte* SimFabric::acquire(int rank, Range range) {
   check_segment(rank, range, "acquire");
   if (facts_.mapped) {
-    if (rank != rank_ && range.bytes != 0) world_.read(rank_, rank, range.bytes);
+    if (rank != rank_ && range.bytes != 0) {
+      world_.options().pod.mapped ? read_in_place({rank, range.offset, range.bytes})
+                                  : world_.read(rank_, rank, range.bytes);
+    }
     world_.memory_.absorb(rank_);
     return world_.memory_.seen(rank_, rank) + range.offset;
   }
@@ -178,13 +205,21 @@ std::byte* SimFabric::claim(Range range) {
   check_segment(rank_, range, "claim");
   if (!claimed_.empty())
     std::fill(claim_of(range.offset), claim_of(range.offset + range.bytes), true);
+  claimed_range_ = range;
   return world_.memory_.own(rank_) + range.offset;
 }
 
 void SimFabric::commit(Range range, Store store) {
   check_segment(rank_, range, "commit");
   if (!claimed_.empty()) end_claim(range);
-  world_.spend(time_of(range.bytes, world_.options().pod.lane.copy));
+  const Pod& pod = world_.options().pod;
+  if (!pod.mapped) {
+    world_.spend(time_of(range.bytes, pod.lane.copy));
+  } else if (range.offset == claimed_range_.offset && range.bytes == claimed_range_.bytes) {
+    spend(time_of(range.bytes, costs().share));  // else it was written there, and not just now
+    prepare_rows(range.bytes);
+    has_stored_ = true;
+  }
   world_.memory_.commit(rank_, range, store, world_.loose());
 }
 
@@ -199,7 +234,8 @@ void SimFabric::replicate(int rank, std::span<const Range> ranges) {
   world_.send_put(rank_, {.to = rank,
                           .bytes = bytes,
                           .put = world_.memory_.put_replica(rank_, rank),
-                          .issue = world_.options().pod.lane.flag()});
+                          .issue = world_.options().pod.lane.flag(),
+                          .rate = world_.options().pod.lane.put});
 }
 
 void SimFabric::end_claim(Range range) {
@@ -218,6 +254,9 @@ std::byte* SimFabric::inbox(Range range) {
   if (world_.options().copies_inbox && part_ == Part::dispatch && is_row(range)) {
     spend(world_.options().pod.lane.receive_row);
   }
+  if (world_.options().pod.mapped && world_.options().copies_inbox && is_row(range)) {
+    spend(time_of(range.bytes, costs().read));
+  }
   world_.memory_.absorb(rank_);
   return world_.memory_.inbox(rank_) + range.offset;
 }
@@ -231,15 +270,19 @@ std::byte* SimFabric::claim_at(int rank, Range range) {
 void SimFabric::commit_at(int rank, Range range, Store store) {
   check_inbox(rank, range, "commit_at");
   if (range.bytes == 0) return;
-  const LaneCosts& lane = world_.options().pod.lane;
+  has_stored_ = true;
+  const LaneCosts& lane = costs();
   if (is_row(range)) {
     spend(part_ == Part::dispatch ? lane.row : lane.combine_row);
     world_.await_room();
   }
   const std::uint64_t put = world_.memory_.put(rank_, rank, range, store, world_.loose());
-  world_.send_put(
-      rank_,
-      {.to = rank, .bytes = range.bytes, .put = put, .issue = lane.issue, .is_row = is_row(range)});
+  world_.send_put(rank_, {.to = rank,
+                          .bytes = range.bytes,
+                          .put = put,
+                          .issue = lane.issue,
+                          .rate = lane.put,
+                          .is_row = is_row(range)});
 }
 
 std::byte* SimFabric::incoming(int source, Range range) {
@@ -298,18 +341,21 @@ void SimFabric::signal(int rank, std::uint64_t offset, std::uint64_t value) {
 }
 
 void SimFabric::order(Ordering) {
-  world_.spend(world_.options().pod.lane.fence);
+  // On mapped memory an ordering costs what stores are still on their way.
+  if (!world_.options().pod.mapped || has_stored_) world_.spend(world_.options().pod.lane.fence);
+  has_stored_ = false;
   // orders: what this lane stored past its caches, before the rank's next flags.
   world_.memory_.order(rank_, world_.loose());
 }
 
 void SimFabric::work(Work work) {
-  const LaneCosts& lane = world_.options().pod.lane;
+  const LaneCosts& lane = costs();
   if (work.kind == Work::Kind::barrier) return world_.spend(work.bytes * lane.barrier);
   const std::uint64_t rate = work.kind == Work::Kind::plan     ? lane.plan
                              : work.kind == Work::Kind::reduce ? lane.reduce
                                                                : lane.copy;
   world_.spend(time_of(work.bytes, rate));
+  if (world_.options().pod.mapped && work.kind != Work::Kind::plan) prepare_rows(work.bytes);
 }
 
 PeerState SimFabric::peer_state(int rank) const {

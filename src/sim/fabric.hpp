@@ -2,9 +2,10 @@
 //
 // Mapped: acquire() waits, in virtual time, until the bytes have been read. Otherwise it starts a
 // fetch, as a fabric without mapped memory does; bytes are copies that cannot be touched after
-// release(). A call that no correct engine makes ends the process: bytes outside the memory, a flag
-// that does not grow, a release of what was not acquired, and in weak memory a commit of what was
-// not claimed since the last one.
+// release(). On a pod whose memory is mapped it takes what reading the bytes takes longer than
+// reading own ones. A call that no correct engine makes ends the process: bytes outside the memory,
+// a flag that does not grow, a release of what was not acquired, and in weak memory a commit of
+// what was not claimed since the last one.
 #pragma once
 
 #include <cstddef>
@@ -23,6 +24,7 @@
 namespace ubep::sim {
 
 class World;
+struct LaneCosts;
 
 class SimFabric final : public Agent {
  public:
@@ -37,7 +39,7 @@ class SimFabric final : public Agent {
 
   // What rows that are put and taken out belong to, and so cost.
   enum class Part : std::uint8_t { dispatch, combine };
-  void begin(Part part) { part_ = part; }
+  void begin(Part part);
 
   const std::byte* acquire(int rank, Range range);
   void release(int rank, Range range);
@@ -92,7 +94,10 @@ class SimFabric final : public Agent {
   void check_inbox(int rank, Range range, const char* call) const;
   std::vector<bool>::iterator claim_of(std::uint64_t offset);
   void end_claim(Range range);
+  const LaneCosts& costs() const;
   void spend(Time cost) const;
+  void prepare_rows(std::uint64_t bytes) const;
+  void read_in_place(const Place& place);
   void publish(int peer, std::uint64_t offset, std::uint64_t value, const char* call);
   const std::byte* fetch(const Place& place);
   void read(const Place& place, const Fetch& fetch);
@@ -102,6 +107,10 @@ class SimFabric final : public Agent {
   int rank_;
   Part part_ = Part::dispatch;
   FabricFacts facts_;
+  // Of a pod's mapped memory: rows that were read in this part, and what was claimed last.
+  std::unordered_set<Place, PlaceHash> read_rows_;
+  Range claimed_range_;
+  bool has_stored_ = false;  // where peers read, since the last order()
   std::unordered_map<Place, Fetch, PlaceHash> fetches_;
   std::unordered_set<Place, PlaceHash> replicas_;       // that peers have sent; flags follow them
   std::unordered_map<std::uint64_t, Place> under_way_;  // by number

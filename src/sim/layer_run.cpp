@@ -31,9 +31,9 @@ GroupConfig make_group(const LayerOptions& o) {
   config.max_topk = o.topk;
   config.max_row_bytes = std::max(combined_bytes(o), round_up(dispatched_bytes(o), 2));
   config.max_stride = round_up(config.max_row_bytes, kLineBytes);
-  config.push = o.path == Path::push || o.path == Path::bsp;
+  config.push = o.path == Path::push || o.path == Path::bsp || o.pod.mapped.has_value();
   config.bsp = o.path == Path::bsp;
-  config.returns = o.path == Path::push;
+  config.returns = o.path == Path::push && !o.pod.mapped;
   config.stage_pushed = o.stage_pushed;
   config.protocol = find_protocol(o.protocol).id();
   config.checksum_rows = o.checksum_rows;
@@ -41,10 +41,18 @@ GroupConfig make_group(const LayerOptions& o) {
   return config;
 }
 
+// Lanes load and store themselves: no link carries anything.
+void map_memory(const LayerOptions& o, WorldOptions& world) {
+  world.has_links = false;
+  world.row_bytes = combined_bytes(o);
+  if (o.path == Path::bsp) world.pod.combine = o.pod.bsp_combine;
+}
+
 WorldOptions make_world(const LayerOptions& o, const GroupConfig& config) {
   WorldOptions world{.pod = o.pod, .ranks = o.ranks, .lanes = o.lanes, .seed = o.seed};
   if (o.path == Path::bsp && o.pod.bsp) world.pod.lane = *o.pod.bsp;
-  world.mapped = o.path == Path::read;
+  world.mapped = o.path == Path::read || o.pod.mapped.has_value();
+  if (o.pod.mapped) map_memory(o, world);
   world.memory.moves_rows = o.moves_rows;
   const RowProtocol::Arrival arrival = find_protocol(o.protocol).arrival();
   world.memory.tells_puts = arrival == RowProtocol::Arrival::decoded;
@@ -55,6 +63,13 @@ WorldOptions make_world(const LayerOptions& o, const GroupConfig& config) {
     if (config.push) world.memory.inbox_bytes.push_back(SegmentLayout(config, r).inbox_bytes());
   }
   return world;
+}
+
+EngineOptions engine_options(const LayerOptions& o, const GroupConfig& config) {
+  EngineOptions options{.config = config, .made_together = true};
+  options.store = o.pod.mapped.value_or(Store::far);
+  if (!o.pod.mapped) options.tile_bytes = 4096;  // of a vector core, not of a CPU
+  return options;
 }
 
 // Where all ranks wait for the last one, at no cost.
@@ -86,11 +101,7 @@ class LayerRank {
         world_(world),
         rank_(rank),
         layout_(config, rank),
-        engine_(make_sim_engine(world.fabric(rank),
-                                {.config = config,
-                                 .store = Store::far,
-                                 .tile_bytes = 4096,  // of a vector core, not of a CPU
-                                 .made_together = true})),
+        engine_(make_sim_engine(world.fabric(rank), engine_options(o, config))),
         crew_(world, rank, *engine_),
         tracer_(world, rank, o.lanes, o.slices) {
     engine_->set_lanes(o.lanes, o.roles, o.order);
@@ -340,6 +351,9 @@ void check_rates(const LayerOptions& o) {
     fail(fmt::format("background is {} GB/s, ports of the pod {} have {}",
                      static_cast<double>(o.pod.background) * 1e-9, o.pod.name,
                      static_cast<double>(o.pod.port) * 1e-9));
+  }
+  if (o.pod.mapped && (o.pod.background != 0 || !o.pod.degraded.empty())) {
+    fail(fmt::format("the pod {} is mapped: it has no links that could be slower", o.pod.name));
   }
   for (const Degraded& d : o.pod.degraded) {
     check_range("degraded rank", d.rank, 0, o.ranks - 1);

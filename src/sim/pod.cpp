@@ -30,16 +30,17 @@ constexpr TimeKey kTimes[] = {
     {"row_ns", &LaneCosts::row, false},
     {"combine_row_ns", &LaneCosts::combine_row, false},
     {"receive_row_ns", &LaneCosts::receive_row, false},
+    {"read_ns", &LaneCosts::read_first, false},
 };
 struct RateKey {
   const char* key;
   std::uint64_t LaneCosts::*field;
+  bool needed = true;
 };
 constexpr RateKey kRates[] = {
-    {"put_gb_s", &LaneCosts::put},
-    {"copy_gb_s", &LaneCosts::copy},
-    {"reduce_gb_s", &LaneCosts::reduce},
-    {"plan_gb_s", &LaneCosts::plan},
+    {"put_gb_s", &LaneCosts::put},          {"copy_gb_s", &LaneCosts::copy},
+    {"reduce_gb_s", &LaneCosts::reduce},    {"plan_gb_s", &LaneCosts::plan},
+    {"read_gb_s", &LaneCosts::read, false}, {"share_gb_s", &LaneCosts::share, false},
 };
 
 // overrides: of costs that are there already, so none is needed.
@@ -48,7 +49,7 @@ void read_lane(JsonReader& reader, bool overrides, LaneCosts& costs) {
     if (reader.optional(k.key) || (k.needed && !overrides)) costs.*k.field = reader.time(k.key);
   }
   for (const RateKey& k : kRates) {
-    if (reader.optional(k.key) || !overrides) costs.*k.field = reader.rate(k.key);
+    if (reader.optional(k.key) || (k.needed && !overrides)) costs.*k.field = reader.rate(k.key);
   }
   if (reader.optional("signal_ns")) costs.signal = reader.time("signal_ns");
   if (reader.optional("window_bytes")) {
@@ -116,6 +117,48 @@ Protocol read_protocol(JsonReader& reader) {
   reader.fail("protocol", fmt::format("is {}, expected one of {}", text, fmt::join(names, ", ")));
 }
 
+// Costs on mapped memory that are others in a combine. Those of bsp begin with the ones of all.
+void read_combine(JsonReader& reader, Pod& pod) {
+  pod.combine = pod.lane;
+  pod.bsp_combine = pod.bsp.value_or(pod.lane);
+  const auto read = [&](const char* key, LaneCosts& costs) {
+    if (!reader.optional(key)) return;
+    JsonReader combine = reader.inner(key);
+    read_lane(combine, true, costs);
+    combine.finish("a pod");
+  };
+  read("combine", *pod.combine);
+  read("combine", *pod.bsp_combine);
+  read("bsp_combine", *pod.bsp_combine);
+}
+
+void read_mapped(JsonReader& reader, Pod& pod) {
+  const std::string text = reader.text("mapped");
+  if (text != "near" && text != "far") {
+    reader.fail("mapped", fmt::format("is {}, expected near or far", text));
+  }
+  pod.mapped = text == "near" ? Store::near : Store::far;
+  if (pod.jitter != 0) reader.fail("jitter_ns", "has no meaning with mapped");
+  for (const Tier& tier : pod.tiers) {
+    if (tier.uplink != 0 || tier.rate != 0) {
+      reader.fail("tiers", fmt::format("have rates ({}), mapped memory has no links", tier.name));
+    }
+  }
+  if (pod.lane.read == 0) reader.fail("lane", "has no read_gb_s, mapped memory needs it");
+}
+
+// Of keys that say something of mapped memory only.
+void refuse_unmapped(JsonReader& reader, const Pod& pod) {
+  for (const char* key : {"combine", "bsp_combine"}) {
+    if (reader.optional(key)) reader.fail(key, "has no meaning without mapped");
+  }
+  for (const LaneCosts* costs : {&pod.lane, pod.bsp ? &*pod.bsp : &pod.lane}) {
+    if (costs->read == 0 && costs->share == 0 && costs->read_first == 0) continue;
+    reader.fail(costs == &pod.lane ? "lane" : "bsp",
+                "has read_gb_s, read_ns or share_gb_s, which have no meaning without mapped");
+  }
+}
+
 // Whatever the file says but for its variants.
 Pod read_base(const JsonFile& file) {
   JsonReader reader(file);
@@ -141,6 +184,12 @@ Pod read_base(const JsonFile& file) {
     read_lane(bsp, true, *pod.bsp);
     read_launch(bsp, *pod.bsp);
     bsp.finish("a pod");
+  }
+  if (reader.optional("mapped")) {
+    read_mapped(reader, pod);
+    read_combine(reader, pod);
+  } else {
+    refuse_unmapped(reader, pod);
   }
   (void)reader.optional("variants");
   reader.finish("a pod");

@@ -30,19 +30,23 @@ struct Tier {
 };
 
 struct LaneCosts {
-  Time issue = 0;              // of a copy, whatever its size; and of a flag
-  Time poll = 0;               // of a look at a word, or at a peer's state
-  Time fence = 0;              // of an order()
-  Time barrier = 0;            // of all lanes of a rank
-  std::uint64_t put = 0;       // rows into a peer's inbox, by one lane
-  std::uint64_t copy = 0;      // within own memory
-  std::uint64_t reduce = 0;    // rows that are summed
-  std::uint64_t plan = 0;      // routing that is sorted
-  std::uint64_t window = 0;    // bytes that a lane may have on their way; 0 = no limit
-  int in_flight = 0;           // rows that a lane may have on their way; 0 = no limit
-  Time row = 0;                // what prepares a row for a peer, in dispatch
-  Time combine_row = 0;        //   and in combine
-  Time receive_row = 0;        // of a dispatched row that is copied out of the inbox, or decoded
+  Time issue = 0;            // of a copy, whatever its size; and of a flag
+  Time poll = 0;             // of a look at a word, or at a peer's state
+  Time fence = 0;            // of an order()
+  Time barrier = 0;          // of all lanes of a rank
+  std::uint64_t put = 0;     // rows into a peer's inbox, by one lane
+  std::uint64_t copy = 0;    // within own memory
+  std::uint64_t reduce = 0;  // rows that are summed
+  std::uint64_t plan = 0;    // routing that is sorted
+  std::uint64_t window = 0;  // bytes that a lane may have on their way; 0 = no limit
+  int in_flight = 0;         // rows that a lane may have on their way; 0 = no limit
+  Time row = 0;              // what prepares a row for a peer, in dispatch
+  Time combine_row = 0;      //   and in combine
+  Time receive_row = 0;      // of a dispatched row that is copied out of the inbox, or decoded
+  // Of mapped memory:
+  std::uint64_t read = 0;      // a peer's bytes, as far as it is slower than to read own ones
+  std::uint64_t share = 0;     // own memory that peers read, written
+  Time read_first = 0;         // until words of a peer that are no row are here
   std::optional<Time> signal;  // of a flag and of the words ahead of it; else as `issue`
   Time launch = 0;             // before a dispatch begins,
   Time combine_launch = 0;     //   and a combine
@@ -73,6 +77,11 @@ struct Pod {
   Protocol protocol = Protocol::automatic;  // of pushed rows, unless another one is asked for
   LaneCosts lane;
   std::optional<LaneCosts> bsp;  // on path bsp, which other software runs
+  // Lanes reach the memory of all ranks by their own loads and stores, without links between, on
+  // all paths; rows are stored by this policy. None: copies are sent, but on path read.
+  std::optional<Store> mapped;
+  std::optional<LaneCosts> combine;      // of mapped memory, in a combine,
+  std::optional<LaneCosts> bsp_combine;  //   and in one of bsp
 
   // The tier of two ranks.
   const Tier& tier(int a, int b) const;

@@ -278,7 +278,7 @@ void World::send_put(int from, const Parcel& parcel) {
   } else {
     queue_.at(queue_.now() + latency(from, parcel.to), lane, token);
   }
-  spend(parcel.issue + time_of(parcel.bytes, costs.put) + meet_fate(node(from), true));
+  spend(parcel.issue + time_of(parcel.bytes, parcel.rate) + meet_fate(node(from), true));
   if (costs.window == 0 || lane.under_way <= costs.window || lane.unwinding) return;
   lane.blocked = Lane::Blocked::by_bytes;
   suspend(lane);

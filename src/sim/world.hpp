@@ -49,7 +49,8 @@ struct WorldOptions {
   std::uint64_t seed = 1;
   // Words of the transcript; empty = none is kept.
   std::function<std::string(int rank, std::uint64_t offset)> name_word;
-  bool copies_inbox = false;  // what a dispatch puts into an inbox is copied out of it
+  bool copies_inbox = false;    // what a dispatch puts into an inbox is copied out of it
+  std::uint64_t row_bytes = 0;  // of a pod's mapped memory: what is read of a peer in one piece
 };
 
 // Thrown through a lane whose rank is dead, or whose world ends.
@@ -133,6 +134,7 @@ class World {
     std::uint64_t bytes = 0;
     std::uint64_t put = 0;
     Time issue = 0;
+    std::uint64_t rate = 0;
     bool is_row = false;
   };
   void send_put(int from, const Parcel& parcel);

@@ -1,6 +1,7 @@
 // Decode steps that have reached their steady state allocate nothing, take no lock and call no
 // kernel. Waits longer than the waiter spins are yields: such steps are told apart, and may call
 // the kernel from the waiter and nowhere else.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/syscall.h>
@@ -44,8 +45,8 @@ struct Way {
 
 std::string way_name(const testing::TestParamInfo<Way>& info) {
   const Way& way = info.param;
-  std::string text = std::string(name(way.path)) + "_" + name(way.layout) + "_" + name(way.store);
-  for (const int tokens : way.tokens) text += "_" + std::to_string(tokens);
+  std::string text = fmt::format("{}_{}_{}", name(way.path), name(way.layout), name(way.store));
+  for (const int tokens : way.tokens) text += fmt::format("_{}", tokens);
   if (way.reduction == Reduction::per_rank) text += "_per_rank";
   if (way.weighting == Weighting::owner) text += "_owner";
   if (way.topk1) text += "_topk1";

@@ -32,13 +32,19 @@ BenchPlan make_plan(const BenchOptions& options, int ranks, const std::vector<in
       tokens.size() == 1 ? std::vector<int>(static_cast<std::size_t>(ranks), tokens[0]) : tokens;
   const int most = *std::max_element(plan.tokens.begin(), plan.tokens.end());
   plan.max_tokens = options.max_tokens > 0 ? options.max_tokens : most;
-  if (plan.max_tokens < most) {
-    throw InputError(fmt::format("--max-tokens is {}, but --tokens has {}", plan.max_tokens, most));
+  plan.layers = plan.max_tokens < most;
+  const bool waits_alone = options.lanes_list == std::vector<int>{1} && !options.ablate;
+  if (plan.layers && (!waits_alone || options.activations == "in-place")) {
+    throw InputError(
+        fmt::format("--max-tokens {} with --tokens {} runs in rounds, which have one lane, no "
+                    "--ablate and no --activations in-place",
+                    plan.max_tokens, most));
   }
   plan.expert_rank = block_map(options.experts, ranks);
   for (const BenchPath& path : options.paths) {
     for (const bool in_place : {true, false}) {
       if (options.activations == (in_place ? "copied" : "in-place")) continue;
+      if (in_place && plan.layers) continue;
       plan.variants.push_back({path, in_place, options.lanes, options.roles_value});
     }
   }
@@ -191,7 +197,7 @@ PathResult describe_path(Stage& stage, const BenchPlan& plan, std::size_t v) {
                          static_cast<int>(notes[BenchNotes::lanes_send]),
                          static_cast<int>(notes[BenchNotes::lanes_receive])};
   }
-  if (bytes > 0) {
+  if (bytes > 0 && !plan.layers) {  // else they are those of the last round
     result.copies = Copies{dispatched / (rows * dispatched_row_bytes(plan)), combined / bytes};
   }
   return result;

@@ -119,7 +119,8 @@ void add_bench_options(CLI::App& app, BenchOptions& o) {
   app.add_option("--roles", o.roles, "lanes that count, send and receive, e.g. 1:2:1 of 4, or auto")
       ->capture_default_str();
   app.add_option("--slots", o.slots, "dispatches in flight, 1..16")->capture_default_str();
-  app.add_option("--max-tokens", o.max_tokens, "reserved tokens per rank (0: as many as sent)");
+  app.add_option("--max-tokens", o.max_tokens,
+                 "reserved tokens per rank; more are sent in rounds (0: as many as sent)");
   app.add_option("--routing", o.routing, "uniform, zipf:S, hot:N or file:PATH")
       ->capture_default_str();
   app.add_option("--tensor", o.tensor, "name of the tensor in --routing file:")

@@ -190,8 +190,47 @@ class RankBench {
     must(team_.wait(handle()));
   }
 
+  // A layer in rounds. When the last round's experts had their rows and when they were done, as if
+  // the experts of rounds before had taken no time.
+  struct LayerTimes {
+    double experts_begin = 0;
+    double experts_end = 0;
+  };
+  LayerTimes run_layer(const BenchVariant& variant, const ConstRows& x, std::size_t set) {
+    LayerTimes times;
+    double spent = 0;  // by experts of rounds before
+    rows_received_ = 0;
+    const auto experts = [&](Handle& h) {
+      spent += times.experts_end - times.experts_begin;
+      times.experts_begin = now();
+      rows_received_ += rows_of(h.received());
+      run_experts(h.received(), experts_, h.expert_output());
+      times.experts_end = now();
+    };
+    must(comm().run_layer(x, routing(set), options_of(variant), {experts, out_.view}, handle()));
+    times.experts_begin -= spent;
+    times.experts_end -= spent;
+    layer_spent_ = spent;
+    return times;
+  }
+
+  void measure_layer(std::size_t v, int iteration) {
+    const BenchVariant& variant = plan_.variants[v];
+    const ConstRows x = write_activations(variant, set_of(iteration));
+    meet();
+    time(v, iteration, BenchTimes::dispatch_begin) = now();
+    const LayerTimes times = run_layer(variant, x, set_of(iteration));
+    time(v, iteration, BenchTimes::combine_end) = now() - layer_spent_;
+    time(v, iteration, BenchTimes::dispatch_end) = times.experts_begin;
+    time(v, iteration, BenchTimes::combine_begin) = times.experts_end;
+  }
+
   void iterate(const BenchVariant& variant, int iteration) {
     const std::size_t set = set_of(iteration);
+    if (plan_.layers) {
+      (void)run_layer(variant, write_activations(variant, set), set);
+      return;
+    }
     dispatch(variant, write_activations(variant, set), set);
     rows_received_ = rows_of(handle().received());
     run_experts(handle().received(), experts_, handle().expert_output());
@@ -202,6 +241,12 @@ class RankBench {
     const ConstRows x = write_activations(plan_.variants[0], 0);
     meet();
     const double begin = now();
+    if (plan_.layers) {
+      const LayerTimes times = run_layer(plan_.variants[0], x, 0);
+      const double experts = times.experts_end - times.experts_begin + layer_spent_;
+      numbers_[BenchScalars::first_call] = now() - begin - experts;
+      return;
+    }
     dispatch(plan_.variants[0], x, 0);
     const double dispatched = now();
     run_experts(handle().received(), experts_, handle().expert_output());
@@ -234,6 +279,10 @@ class RankBench {
   void measure_phases(std::size_t v, int first, int end) {
     const BenchVariant& variant = plan_.variants[v];
     for (int i = first; i < end; ++i) {
+      if (plan_.layers) {
+        measure_layer(v, i);
+        continue;
+      }
       const ConstRows x = write_activations(variant, set_of(i));
       meet();
       time(v, i, BenchTimes::dispatch_begin) = now();
@@ -301,6 +350,11 @@ class RankBench {
     for (std::size_t set = 0; set < plan_.routing.size(); ++set) {
       std::fill(out_.bytes.begin(), out_.bytes.end(), std::byte{0xFF});
       const ConstRows x = write_activations(variant, set);
+      if (plan_.layers) {
+        (void)run_layer(variant, x, set);
+        check_combined(variant, set);
+        continue;
+      }
       dispatch(variant, x, set);
       check_received(variant, set);
       run_experts(handle().received(), experts_, handle().expert_output());
@@ -438,6 +492,7 @@ class RankBench {
   std::vector<Traced> traced_;  // [variants]
   LaneTeam team_;               // after all that its threads touch
   std::int64_t rows_received_ = 0;
+  double layer_spent_ = 0;
   std::vector<std::int32_t> experts_;  // global ids of the local ones
   std::vector<Tensor> masters_;        // one per set
   Tensor x_;

@@ -10,6 +10,7 @@
 #include "tools/ubep/run.hpp"
 #include "ubep/ubep.hpp"
 #ifdef UBEP_HAVE_SIM
+#include "tools/ubep/sim/probe.hpp"
 #include "tools/ubep/sim/sim.hpp"
 #include "tools/ubep/sim/tpot.hpp"
 #endif
@@ -33,6 +34,9 @@ int main(int argc, char** argv) {
   TpotCommand tpot;
   CLI::App* tpot_app = sim_app->add_subcommand("tpot", "a model's decode step, with bsp and push");
   add_tpot_options(*tpot_app, tpot);
+  ProbeCommand probe;
+  CLI::App* probe_app = app.add_subcommand("probe", "describe two CPUs of this machine as a pod");
+  add_probe_options(*probe_app, probe);
 #endif
   try {
     app.parse(argc, argv);
@@ -40,6 +44,7 @@ int main(int argc, char** argv) {
 #ifdef UBEP_HAVE_SIM
     if (tpot_app->parsed()) return run_tpot(*tpot_app, tpot);
     if (sim_app->parsed()) return run_sim(*sim_app, sim);
+    if (probe_app->parsed()) return run_probe(*probe_app, probe);
 #endif
     take_world(*run_app, run.ranks);
     return run_file(run);

@@ -89,10 +89,10 @@ TEST(QuantizationTest, ReceivedRowsDescribeThemselves) {
       Handle handle;
       const DispatchOptions options{.layout = Layout::expert_major, .quant = quant};
       const Payload payload{"adapter", alone.adapters.data(), 2};
-      ASSERT_TRUE(alone.comm
-                      .dispatch({alone.rows(), std::span(&payload, 1)}, alone.routing(), options,
-                                handle)
-                      .ok());
+      ASSERT_TRUE(
+          alone.comm
+              .dispatch({alone.rows(), std::span(&payload, 1)}, alone.routing(), options, handle)
+              .ok());
       const Received& received = handle.received();
       EXPECT_EQ(received.quant, quant);
       EXPECT_EQ(received.dtype, DType::fp32);
@@ -126,8 +126,8 @@ TEST(QuantizationTest, ScalesAreCopiedInEitherOrder) {
   ASSERT_EQ(received.num_rows, kTokens);
   std::vector<float> by_row(6);
   std::vector<float> by_column(6);
-  copy_scales(received, 0, 3, by_row.data(), 8, 4);
-  copy_scales(received, 0, 3, by_column.data(), 4, 12);
+  copy_scales(received, 0, 3, {by_row.data(), 8, 4});
+  copy_scales(received, 0, 3, {by_column.data(), 4, 12});
   for (std::size_t i = 0; i < 3; ++i) {
     for (std::size_t b = 0; b < 2; ++b) {
       float scale = 0;
@@ -137,8 +137,9 @@ TEST(QuantizationTest, ScalesAreCopiedInEitherOrder) {
       EXPECT_EQ(by_column[3 * b + i], scale);
     }
   }
-  expect_error(ErrorCode::invalid_argument, {"rows 1 to 4", "3"},
-               [&] { copy_scales(received, 1, 3, by_row.data(), 8, 4); });
+  expect_error(ErrorCode::invalid_argument, {"rows 1 to 4", "3"}, [&] {
+    copy_scales(received, 1, 3, {by_row.data(), 8, 4});
+  });
   alone.comm.release(handle);
 }
 
@@ -164,7 +165,8 @@ TEST(QuantizationTest, WrongUseIsNamed) {
   expect_error(invalid, {"quant", "bf16"}, dispatch(bytes, fp8));
   Payload payload{"scales", alone.adapters.data(), 25};
   const std::span<const Payload> one(&payload, 1);
-  expect_error(invalid, {"payloads", "32", "24", "max_payload"}, dispatch({alone.rows(), one}, fp8));
+  expect_error(invalid, {"payloads", "32", "24", "max_payload"},
+               dispatch({alone.rows(), one}, fp8));
   payload = {"scales", alone.adapters.data(), 0};
   expect_error(invalid, {"'scales'", "0", "1.."}, dispatch({alone.rows(), one}, fp8));
   payload = {"scales", nullptr, 2};
@@ -200,15 +202,16 @@ TEST(QuantizationTest, BytesGoThereAndFloatsComeBack) {
   Alone alone;
   Handle handle;
   const ConstRows bytes{alone.x.data(), kTokens, kHidden, DType::u8};
-  ASSERT_TRUE(alone.comm.dispatch(bytes, alone.routing(), {.layout = Layout::expert_major}, handle)
-                  .ok());
+  ASSERT_TRUE(
+      alone.comm.dispatch(bytes, alone.routing(), {.layout = Layout::expert_major}, handle).ok());
   EXPECT_EQ(std::memcmp(handle.received().row(1),
                         reinterpret_cast<const std::byte*>(alone.x.data()) + 2 * kHidden, kHidden),
             0);
   std::vector<float> y = {1, 2, 3};  // one column; rows in the order of tokens 0, 2, 1
   std::vector<float> out(3);
-  expect_error(ErrorCode::invalid_argument, {"out", "u8"},
-               [&] { (void)alone.comm.combine(handle, {.out = {out.data(), 3, kHidden, DType::u8}}); });
+  expect_error(ErrorCode::invalid_argument, {"out", "u8"}, [&] {
+    (void)alone.comm.combine(handle, {.out = {out.data(), 3, kHidden, DType::u8}});
+  });
   ASSERT_TRUE(alone.comm
                   .combine(handle, {.out = {out.data(), 3, 1, DType::fp32},
                                     .y = ConstRows{y.data(), 3, 1, DType::fp32}})

@@ -220,6 +220,55 @@ TEST_F(PodTest, TiersThatDoNotFit) {
             "13: tiers[0].uplink_gb_s of the first tier has no meaning");
 }
 
+// The small pod on mapped memory, one line longer.
+std::string mapped_pod() {
+  return with(with(kPod, "      \"uplink_gb_s\": 800\n", "      \"uplink_gb_s\": 0\n"),
+              "\"jitter_ns\": 1.5,",
+              "\"jitter_ns\": 0, \"mapped\": \"far\", \"launch_ns\": 7,\n"
+              "\"combine\": {\"read_gb_s\": 6, \"copy_gb_s\": 5}, "
+              "\"bsp\": {\"put_gb_s\": 9}, \"bsp_combine\": {\"copy_gb_s\": 4},");
+}
+std::string readable_pod() {
+  return with(mapped_pod(), "\"issue_ns\"", "\"read_gb_s\": 3, \"read_ns\": 2, \"issue_ns\"");
+}
+
+TEST_F(PodTest, MappedMemory) {
+  const Pod pod = read_pod(folder_.put("mapped.json", readable_pod()));
+  EXPECT_EQ(pod.mapped, Store::far);
+  EXPECT_EQ(pod.lane.read, 3'000'000'000U);
+  EXPECT_EQ(pod.lane.read_first, 2 * kNanosecond);
+  ASSERT_TRUE(pod.combine && pod.bsp_combine);
+  EXPECT_EQ(pod.combine->read, 6'000'000'000U);
+  EXPECT_EQ(pod.combine->copy, 5'000'000'000U);
+  EXPECT_EQ(pod.combine->put, pod.lane.put);
+  // bsp's own, then those of every combine, then those of its combine.
+  EXPECT_EQ(pod.bsp_combine->put, 9'000'000'000U);
+  EXPECT_EQ(pod.bsp_combine->read, 6'000'000'000U);
+  EXPECT_EQ(pod.bsp_combine->copy, 4'000'000'000U);
+}
+
+TEST_F(PodTest, MappedMemoryThatDoesNotFit) {
+  EXPECT_EQ(error_of(mapped_pod()), "23: lane has no read_gb_s, mapped memory needs it");
+  const std::string pod = readable_pod();
+  EXPECT_EQ(error_of(with(pod, "\"far\"", "\"mixed\"")),
+            "8: mapped is mixed, expected near or far");
+  EXPECT_EQ(error_of(with(pod, "\"jitter_ns\": 0", "\"jitter_ns\": 1")),
+            "8: jitter_ns has no meaning with mapped");
+  EXPECT_EQ(error_of(with(pod, "\"uplink_gb_s\": 0", "\"uplink_gb_s\": 1")),
+            "10: tiers have rates (lane), mapped memory has no links");
+  EXPECT_EQ(error_of(with(pod, "{\"copy_gb_s\": 4}", "{\"x\": 4}")),
+            "9: bsp_combine.x is not a key of a pod");
+}
+
+TEST_F(PodTest, KeysOfMappedMemoryOnly) {
+  EXPECT_EQ(error_of(with(kPod, "\"jitter_ns\": 1.5,", "\"jitter_ns\": 1.5, \"combine\": {},")),
+            "8: combine has no meaning without mapped");
+  EXPECT_EQ(error_of(with(kPod, "\"jitter_ns\": 1.5,", "\"jitter_ns\": 0, \"bsp_combine\": {},")),
+            "8: bsp_combine has no meaning without mapped");
+  EXPECT_EQ(error_of(with(kPod, "\"issue_ns\"", "\"share_gb_s\": 3, \"issue_ns\"")),
+            "22: lane has read_gb_s, read_ns or share_gb_s, which have no meaning without mapped");
+}
+
 TEST_F(PodTest, SyntaxErrors) {
   const auto line_of = [&](const std::string& text) {
     const std::string error = error_of(text);

@@ -44,6 +44,9 @@ void add_lanes(std::vector<PodParameter>& all, const sim::Pod& pod, const char* 
   lane("copy_gb_s", &sim::LaneCosts::copy);
   lane("reduce_gb_s", &sim::LaneCosts::reduce);
   lane("plan_gb_s", &sim::LaneCosts::plan);
+  lane("read_gb_s", &sim::LaneCosts::read);
+  lane("share_gb_s", &sim::LaneCosts::share);
+  lane("read_ns", &sim::LaneCosts::read_first);
   lane("window_bytes", &sim::LaneCosts::window);
   lane("in_flight", &sim::LaneCosts::in_flight);
   sim::Pod copy = pod;
@@ -70,6 +73,10 @@ std::vector<PodParameter> parameters_of(const sim::Pod& pod) {
   }
   add_lanes(all, pod, "lane", [](sim::Pod& p) -> auto& { return p.lane; });
   if (pod.bsp) add_lanes(all, pod, "bsp", [](sim::Pod& p) -> auto& { return *p.bsp; });
+  if (pod.combine) {
+    add_lanes(all, pod, "combine", [](sim::Pod& p) -> auto& { return *p.combine; });
+    add_lanes(all, pod, "bsp_combine", [](sim::Pod& p) -> auto& { return *p.bsp_combine; });
+  }
   return all;
 }
 

@@ -77,6 +77,7 @@ void add_scenario_options(CLI::App& app, SimScenario& s) {
   app.add_option("--background", s.background,
                  "GB/s that other traffic takes of each port, both ways")
       ->check(from_to(1e-6, 1e6));
+  app.add_flag("--aligned", s.aligned, "all ranks start the combine together, as in `ubep bench`");
 }
 
 void apply(const SimScenario& s, sim::LayerOptions& o) {
@@ -84,6 +85,7 @@ void apply(const SimScenario& s, sim::LayerOptions& o) {
   o.quant = one_of(s.quant, "--quant",
                    {Quant::none, Quant::int8, Quant::fp8, Quant::mxfp8, Quant::nvfp4});
   o.record_bytes = s.record_bytes;
+  o.aligned = s.aligned;
   if (o.moves_rows && (o.quant != Quant::none || o.record_bytes != 0)) {
     throw InputError("--payload has no meaning with --quant or --record-bytes");
   }
@@ -108,6 +110,7 @@ std::string scenario_text(const sim::LayerOptions& o) {
   if (o.record_bytes != 0) text += fmt::format(", records of {} bytes", o.record_bytes);
   for (const sim::Degraded& d : o.pod.degraded) text += ", degraded " + text_of(d);
   if (o.pod.background != 0) text += fmt::format(", background {} GB/s", gb_s(o.pod.background));
+  if (o.aligned) text += ", aligned";
   return text;
 }
 

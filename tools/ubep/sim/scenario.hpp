@@ -20,6 +20,7 @@ struct SimScenario {
   int record_bytes = 0;  // 0 = by quant
   std::vector<std::string> degrade;
   double background = 0;  // GB/s
+  bool aligned = false;
 };
 
 void add_scenario_options(CLI::App& app, SimScenario& scenario);
