@@ -122,7 +122,8 @@ double largest_difference(const std::vector<float>& losses, const std::vector<fl
   for (std::size_t i = 0; i < losses.size(); ++i) {
     // A NaN is not within any tolerance.
     const double difference = std::abs(losses[i] / expected[i] - 1.0F);
-    largest = difference <= largest ? largest : difference;
+    if (!(difference <= largest)) largest = difference;
+    if (std::isnan(largest)) break;
   }
   return largest;
 }
