@@ -81,7 +81,7 @@ MUTATIONS = [
     ("release drops rows that were not pushed yet", END,
      "    if (!op->unplaced.empty() && handle.kind == OpKind::dispatch) leave_rows(*op);\n", "", []),
     ("release drops own rows that were not stored yet", END,
-     "    (void)run_send_tiles(*op);\n    if (handle.kind", "    if (handle.kind", []),
+     "    (void)run_send_tiles(*op);\n    if (op->encoding)", "    if (op->encoding)", []),
     ("no second look at `sent` after a release was seen", PUSH,
      """    seen = fabric_.load_flag(q, word_offset);
     if (seen < op.line.epoch) return released""", "    if (seen < op.line.epoch) return released",

@@ -116,6 +116,7 @@ void check_rows(const ConstRows& rows, const char* argument, const GroupConfig& 
 }
 
 void check_payloads(const Input& in, const DispatchOptions& options, const GroupConfig& config) {
+  if (options.quant == Quant::none && in.payloads.empty() && !options.in_place) return;
   if (options.quant > Quant::mxfp8) refuse("quant is {}, expected 0..5", int(options.quant));
   const bool quantised = options.quant != Quant::none;
   check_flag("quant", quantised, in.x.dtype != DType::u8, "x of bf16, fp16 or fp32");

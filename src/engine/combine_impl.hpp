@@ -25,6 +25,7 @@ Status EngineImpl<F>::start_combine(HandleState& h, const CombineArgs& args) {
   op.args = args;
   const SendPlan& plan = h.routed->send;
   op.line = next_line(h, OpKind::combine, args.out);
+  set_rows(op, args.out);
   op.line.unweighted = args.unweighted ? 1 : 0;
   h.kind = OpKind::combine;
   slot_of(h).combining = true;
@@ -39,7 +40,7 @@ Status EngineImpl<F>::start_combine(HandleState& h, const CombineArgs& args) {
   tells_in_shares(*h.routed) ? begin_telling(op) : publish(op);
   add_output_tiles(op);
   const auto rows = static_cast<std::uint64_t>(h.routed->receive.num_rows);
-  if (rows * stride_of(op) <= start_bytes()) (void)run_send_tiles(op);
+  if (rows * op.stride <= start_bytes()) (void)run_send_tiles(op);
   if (!is_acknowledged_ || are_acknowledged(op)) (void)announce_outputs(op);
   note_awaited(1);
   return {};
@@ -60,7 +61,7 @@ void EngineImpl<F>::bind_outputs(Op& op, const ConstRows& y) {
 template <Fabric F>
 void EngineImpl<F>::add_output_tiles(Op& op) {
   const HandleState& h = *op.handle;
-  const std::uint64_t stride = stride_of(op);
+  const std::uint64_t stride = op.stride;
   const bool owner = h.routed->options.weighting == Weighting::owner;
   const Range area = own().y(h.slot, 1, 0, 0);
   const std::byte* shared = fabric_.claim(area);
@@ -104,8 +105,8 @@ int EngineImpl<F>::send_outputs(Op& op, Tile& tile) {
   const auto q = static_cast<int>(tile.peer);
   const bool owner = h.routed->options.weighting == Weighting::owner;
   const bool back = q != rank_ && returns(*h.routed);
-  const std::uint64_t stride = stride_of(op);
-  const auto bytes = row_bytes(op);
+  const std::uint64_t stride = op.stride;
+  const auto bytes = op.row_bytes;
   const std::uint64_t limit = op.line.capacity;
   const std::uint32_t begin = tile.next;
   std::size_t group = 0;
@@ -137,7 +138,7 @@ void EngineImpl<F>::return_row(const Op& op, const Tile& tile, std::uint64_t row
   HandleState& h = *op.handle;
   const auto q = static_cast<int>(tile.peer);
   const bool owner = h.routed->options.weighting == Weighting::owner;
-  const std::uint64_t stride = stride_of(op);
+  const std::uint64_t stride = op.stride;
   const std::uint64_t entry = h.routed->first_entry[tile.peer] + std::uint64_t{tile.next};
   const std::byte* from = op.own_y.row(static_cast<std::int64_t>(row));
   if (returns_encoded(*h.routed)) {
@@ -147,7 +148,7 @@ void EngineImpl<F>::return_row(const Op& op, const Tile& tile, std::uint64_t row
   }
   const Range range = layout(q).back(h.slot, stride, entry, 1);
   std::byte* to = fabric_.claim_at(q, range);
-  owner ? sum_choices(op, q, tile.next, to) : copy_row(h.store, to, from, row_bytes(op));
+  owner ? sum_choices(op, q, tile.next, to) : copy_row(h.store, to, from, op.row_bytes);
   fabric_.commit_at(q, range, h.store);
 }
 
@@ -203,7 +204,7 @@ int EngineImpl<F>::advance_combine(Op& op) {
   }
   if (op.sent && !op.placed) {
     const std::uint32_t tokens = h.routed->send.num_tokens;
-    op.receive.add(0, tokens, tiles_of(tokens * stride_of(op), kTilesForAll));
+    op.receive.add(0, tokens, tiles_of(tokens * op.stride, kTilesForAll));
     op.placed = true;
     ++done;
   }
@@ -307,7 +308,7 @@ template <Fabric F>
 const std::byte* EngineImpl<F>::output_row(Op& op, int owner, std::uint64_t row,
                                            std::byte* scratch) {
   HandleState& h = *op.handle;
-  const std::uint64_t stride = stride_of(op);
+  const std::uint64_t stride = op.stride;
   if (owner != rank_) {
     if (returns(*h.routed)) {
       if (returns_encoded(*h.routed)) return take_returned(op, owner, row, scratch);
@@ -394,7 +395,7 @@ int EngineImpl<F>::reduce_tokens(Op& op, Tile& tile, int lane) {
   TokenRows token;
   if (scratch_bytes_ != 0) {
     token.scratch = scratch_.data() + static_cast<std::size_t>(lane) * scratch_bytes_;
-    token.stride = stride_of(op);
+    token.stride = op.stride;
   }
   const bool mapped = fabric_.facts().mapped;
   token.missing = tile.missing;
@@ -405,7 +406,7 @@ int EngineImpl<F>::reduce_tokens(Op& op, Tile& tile, int lane) {
                      .group_end = plan.group_end.empty() ? nullptr : token.ends.data(),
                      .hidden = op.line.hidden,
                      .dtype = op.line.dtype};
-    fabric_.work({Work::Kind::reduce, token.count * row_bytes(op)});
+    fabric_.work({Work::Kind::reduce, token.count * op.row_bytes});
     if (fabric_.facts().moves_rows) sum_rows(sum, op.args.out.row(tile.next));
     h.valid[tile.next] = token.complete ? 1 : 0;
     if (!mapped) let_go(op, tile.next);
@@ -428,7 +429,7 @@ void EngineImpl<F>::let_go(const Op& op, std::uint32_t token) {
     const std::uint64_t row = row_of(op, ref);
     if (is_beyond(op, ref, row)) continue;
     encoded ? free_returned(op, ref.rank, row)
-            : fabric_.release(ref.rank, layout(ref.rank).y(h.slot, stride_of(op), row, 1));
+            : fabric_.release(ref.rank, layout(ref.rank).y(h.slot, op.stride, row, 1));
   }
 }
 

@@ -169,6 +169,7 @@ void EngineImpl<F>::begin_dispatch(const Input& in, HandleState& h, bool cached)
   op.handle = &h;
   op.cached = cached;
   op.line = next_line(h, OpKind::dispatch, x);
+  set_rows(op, h.x);
   op.waiting = RankSet::all(config_.size);
   order_.push_back(&op);
   split_roles(op);
@@ -247,11 +248,11 @@ void EngineImpl<F>::add_token_tiles(Op& op, bool in_slot) {
   const HandleState& h = *op.handle;
   const std::uint32_t tokens = op.line.tokens;
   if (in_slot) {
-    fabric_.commit(own().x(h.slot, stride_of(h.x), 0, tokens), Store::near);
+    fabric_.commit(own().x(h.slot, op.stride, 0, tokens), Store::near);
     return;
   }
-  fabric_.prepare(own().x(h.slot, stride_of(h.x), 0, tokens));
-  const std::uint64_t bytes = tokens * stride_of(h.x);
+  fabric_.prepare(own().x(h.slot, op.stride, 0, tokens));
+  const std::uint64_t bytes = tokens * op.stride;
   op.send.add(0, tokens, tiles_of(bytes, kTilesForAll));
   if (bytes <= start_bytes()) (void)run_send_tiles(op);
 }
@@ -289,8 +290,8 @@ void EngineImpl<F>::bind_areas(HandleState& h) {
 template <Fabric F>
 int EngineImpl<F>::send_tokens(Op& op, Tile& tile) {
   const HandleState& h = *op.handle;
-  const std::uint64_t stride = stride_of(h.x);
-  const auto bytes = static_cast<std::size_t>(h.x.row_bytes());
+  const std::uint64_t stride = op.stride;
+  const std::size_t bytes = op.row_bytes;
   const bool all = h.routed->options.mapped_view;
   const std::uint32_t begin = tile.next;
   const bool plain = h.encoder.is_plain();

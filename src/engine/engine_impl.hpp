@@ -66,15 +66,10 @@ class EngineImpl final : public Engine {
   static std::uint64_t output_stride(const HandleState& h) {
     return stride_of(ConstRows(nullptr, 0, h.hidden, h.dtype));
   }
-  // Rows that an operation moves: what a dispatch sends, or outputs.
-  static ConstRows row_of(const Op& op) {
-    if (op.line.kind == OpKind::dispatch) return op.handle->x;
-    return {nullptr, 0, op.line.hidden, op.line.dtype};
+  static void set_rows(Op& op, const ConstRows& rows) {
+    op.row_bytes = static_cast<std::size_t>(rows.row_bytes());
+    op.stride = stride_of(rows);
   }
-  static std::size_t row_bytes(const Op& op) {
-    return static_cast<std::size_t>(row_of(op).row_bytes());
-  }
-  static std::uint64_t stride_of(const Op& op) { return stride_of(row_of(op)); }
   const SegmentLayout& layout(int rank) const { return layouts_[static_cast<std::size_t>(rank)]; }
   const SegmentLayout& own() const { return layout(rank_); }
   Slot& slot_of(const HandleState& h) { return slots_[static_cast<std::size_t>(h.slot)]; }
@@ -234,7 +229,7 @@ class EngineImpl final : public Engine {
   bool is_bulk(const Routed& r) const { return r.options.path == Path::bsp; }
   bool is_fenced(const Routed& r) const { return is_acknowledged_ && r.options.path == Path::push; }
   WireRow wire_row(const Op& op) const {
-    return {.bytes = row_bytes(op),
+    return {.bytes = op.row_bytes,
             .epoch = op.line.epoch,
             .slot = op.handle->slot,
             .is_output = op.line.kind == OpKind::combine};

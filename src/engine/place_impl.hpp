@@ -67,9 +67,8 @@ void EngineImpl<F>::add_copies(Op& op) {
     op.copying.insert(q);
     if (!copies_from(op, q)) return;
     const std::uint32_t rows = h.routed->receive.sources[static_cast<std::size_t>(q)].num_rows();
-    op.receive.add(static_cast<std::uint32_t>(q), rows,
-                   tiles_of(rows * stride_of(h.x), kTilesPerPeer), op.pushers.contains(q),
-                   op.pushers.contains(q) ? batch_of(*h.routed, rows) : 1);
+    op.receive.add(static_cast<std::uint32_t>(q), rows, tiles_of(rows * op.stride, kTilesPerPeer),
+                   op.pushers.contains(q), op.pushers.contains(q) ? batch_of(*h.routed, rows) : 1);
   });
 }
 
@@ -173,8 +172,8 @@ int EngineImpl<F>::pull_rows(Op& op, Tile& tile) {
   const auto q = static_cast<int>(tile.peer);
   const SourceRows& source = h.routed->receive.sources[tile.peer];
   const bool at_once = copies_at_once(h);
-  const std::uint64_t stride = stride_of(h.x);
-  const auto bytes = static_cast<std::size_t>(h.x.row_bytes());
+  const std::uint64_t stride = op.stride;
+  const std::size_t bytes = op.row_bytes;
   const std::uint64_t window = window_rows(*h.routed, rank_) * tile.peer;
   const std::uint64_t limit = op.line.capacity;
   // What leaves the caches before it is read need not be fetched into them to be written.
@@ -209,7 +208,7 @@ void EngineImpl<F>::show_received(Op& op) {
   HandleState& h = *op.handle;
   const Routed& routed = *h.routed;
   const ReceivePlan& plan = routed.receive;
-  const std::uint64_t stride = stride_of(h.x);
+  const std::uint64_t stride = op.stride;
   op.unsent.for_each([&](int q) { zero_rows(op, q); });
   Received& r = h.received;
   r.layout = routed.options.layout;

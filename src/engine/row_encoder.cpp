@@ -13,8 +13,8 @@ constexpr std::uint64_t kPayloadAlignment = 8;
 
 void make_record_layout(const Input& in, Quant quant, RecordLayout& layout) {
   layout.row = RowFormat::of(quant, static_cast<std::size_t>(in.x.hidden));
-  layout.row_bytes = quant == Quant::none ? static_cast<std::uint64_t>(in.x.row_bytes())
-                                          : layout.row.bytes();
+  layout.row_bytes =
+      quant == Quant::none ? static_cast<std::uint64_t>(in.x.row_bytes()) : layout.row.bytes();
   layout.bytes = layout.row_bytes;
   layout.payloads.resize(in.payloads.size());
   for (std::size_t i = 0; i < in.payloads.size(); ++i) {
@@ -28,10 +28,12 @@ void make_record_layout(const Input& in, Quant quant, RecordLayout& layout) {
 }
 
 void RowEncoder::begin(const Input& in, Quant quant) {
-  x_ = in.x;
   quant_ = quant;
+  payloads_.clear();
+  if (quant == Quant::none && in.payloads.empty()) return;
+  x_ = in.x;
   payloads_.assign(in.payloads.begin(), in.payloads.end());
-  if (!is_plain()) make_record_layout(in, quant, layout_);
+  make_record_layout(in, quant, layout_);
 }
 
 void RowEncoder::encode(std::int64_t token, std::byte* to) const {

@@ -273,7 +273,7 @@ std::byte* EngineImpl<F>::place_of(const Op& op, int q, std::uint32_t row,
   const std::uint64_t to = in_window ? window + row : row_index(h, q, row, group);
   const std::uint64_t limit = op.line.capacity;
   if (limit != 0 && to >= (group + 1) * limit) return nullptr;
-  return const_cast<std::byte*>(h.received.base) + to * stride_of(h.x);
+  return const_cast<std::byte*>(h.received.base) + to * op.stride;
 }
 
 // Rows [tile.next, end), a batch, if all of them are here.
@@ -348,7 +348,7 @@ int EngineImpl<F>::decode_rows(Op& op, Tile& tile) {
     tile.next = end;
   }
   const std::uint32_t done = tile.next - begin;
-  op.copied.add_relaxed(done * row_bytes(op));
+  op.copied.add_relaxed(done * op.row_bytes);
   return static_cast<int>(done);
 }
 

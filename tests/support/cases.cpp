@@ -153,10 +153,11 @@ void choose_records(Case& c, Operation& operation, Random& random) {
   problem.own_output = problem.dtype == DType::u8 || random.one_in(5);
   const auto largest_row = c.options.max_hidden * static_cast<int>(size_of(c.options.max_dtype));
   problem.out_dtype = random.pick<DType>({DType::bf16, DType::fp16, DType::fp32});
-  const int most = largest_row / static_cast<int>(size_of(problem.out_dtype));
-  problem.out_hidden = random.between(1, std::max(most, 1));
-  if (most == 0) problem.own_output = false;
-  if (problem.dtype == DType::u8 && most == 0) operation.release = true;
+  if (static_cast<int>(size_of(problem.out_dtype)) > largest_row) {
+    problem.out_dtype = c.options.max_dtype;
+  }
+  problem.out_hidden =
+      random.between(1, largest_row / static_cast<int>(size_of(problem.out_dtype)));
   problem.unweighted = random.one_in(5);
   int bytes = 0;
   for (const int payload : problem.payloads) bytes += (payload + 7) / 8 * 8;
