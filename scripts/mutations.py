@@ -203,4 +203,13 @@ MUTATIONS = [
     ("rows of the lost are summed", COMBINE,
      "    if (op.lost.load_acquire(ref.rank)) {", "    if (op.lost.load_acquire(ref.rank) && false) {",
      []),
+    # Records.
+    ("own rows are taken before they are encoded", PLACE,
+     "  if (!h.encoder.is_plain() && !pushes(*h.routed) && !op.sent) ready.erase(rank_);\n", "", []),
+    ("rows are pushed before all are encoded", DISPATCH,
+     "    if (!op.send.idle()) return 0;\n    end_encoding(op);", "    end_encoding(op);", []),
+    ("a release pushes no rows that were being encoded", END,
+     "      end_encoding(*op);\n      (void)run_send_tiles(*op);\n", "", []),
+    ("outputs have the size of what was sent", COMBINE,
+     "  set_rows(op, args.out);\n", "  set_rows(op, h.x);\n", []),
 ]

@@ -203,9 +203,8 @@ void print_table(const BenchResult& result, std::FILE* out) {
              fmt::join(config.lanes, ","), config.slots, config.iters, config.seed);
   if (config.quant != "none") {
     fmt::print(out,
-               "quant    made once for each token as it is stored; ranks of one host share memory, "
-               "and there "
-               "it seldom pays (docs/performance.md)\n");
+               "quant    made once for each token; dispatch gains, the cycle pays for experts that turn "
+               "rows back (docs/formats.md)\n");
   }
   const auto ablates = [](const Point& point) { return !point.ablation.empty(); };
   if (!std::any_of(result.points.begin(), result.points.end(), ablates)) print_heading(out);
