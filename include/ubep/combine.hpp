@@ -1,6 +1,8 @@
 // Combine: expert outputs go back to their tokens as one sum per token.
 #pragma once
 
+#include <array>
+
 #include "ubep/types.hpp"
 
 namespace ubep {
@@ -17,6 +19,9 @@ struct CombineArgs {
   // Plain sums, where the top-k weights would be applied: the gradient of a dispatch. The same on
   // all ranks.
   bool unweighted = false;
+  // Added to the sums, after the experts' rows and before the one rounding: a bias, the output of
+  // shared experts. Each [num_tokens, hidden] of out's dtype, or empty. This rank's own affair.
+  std::array<ConstRows, 2> added = {};
 };
 
 }  // namespace ubep

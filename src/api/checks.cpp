@@ -269,6 +269,11 @@ void check_combine(const CombineArgs& args, const HandleState& h, const GroupCon
   if (given) check(args.y, "y", h.output.num_rows);
   if (!given || in_place) check_like(args.out, "out", h.output, "expert_output()");
   if (given) check_like(args.out, "out", args.y, "y");
+  for (const ConstRows& added : args.added) {
+    if (added.data == nullptr && added.num_rows == 0) continue;
+    check(added, "added", h.routed->send.num_tokens);
+    check_like(added, "added", args.out, "out");
+  }
   if (in_place && args.y.stride() != h.output.stride()) {
     refuse("y.stride_bytes is {} in expert_output(), expected {}", args.y.stride(),
            h.output.stride());

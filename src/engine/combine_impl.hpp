@@ -7,9 +7,10 @@ namespace ubep {
 
 // The rows of one token, in the order of the reduction.
 struct TokenRows {
-  std::array<const std::byte*, kMaxTopk> rows;
-  std::array<float, kMaxTopk> weights;
-  std::array<std::uint8_t, kMaxTopk> ends;
+  static constexpr std::size_t kMost = kMaxTopk + std::tuple_size_v<decltype(CombineArgs::added)>;
+  std::array<const std::byte*, kMost> rows;
+  std::array<float, kMost> weights;
+  std::array<std::uint8_t, kMost> ends;
   std::size_t count = 0;
   bool complete = true;          // no row was lost
   MissingRow missing;            // one that is still being fetched
@@ -401,6 +402,12 @@ int EngineImpl<F>::reduce_tokens(Op& op, Tile& tile, int lane) {
   token.missing = tile.missing;
   for (; tile.next < tile.end; ++tile.next) {
     if (!gather_token(op, tile.next, token)) break;
+    for (const ConstRows& added : op.args.added) {
+      if (added.data == nullptr) continue;
+      token.rows[token.count] = added.row(tile.next);
+      token.weights[token.count] = 1;
+      token.ends[token.count++] = 1;
+    }
     const RowSum sum{.rows = {token.rows.data(), token.count},
                      .weights = weighted ? token.weights.data() : nullptr,
                      .group_end = plan.group_end.empty() ? nullptr : token.ends.data(),

@@ -284,6 +284,7 @@ bool SimRank::start_combine(int number) {
   p.out = dense(p.out_memory, outputs(input(number).tokens, problem));
   CombineArgs args{.out = p.out};
   args.unweighted = problem.unweighted;
+  args.added = added_rows(problem, rank_);
   if (own_y) args.y = y;
   crew_->call_in();
   const Status status = engine_->start_combine(h, args);

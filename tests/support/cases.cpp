@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "support/numbers.hpp"
+
 namespace ubep::test {
 namespace {
 
@@ -159,10 +161,21 @@ void choose_records(Case& c, Operation& operation, Random& random) {
   problem.out_hidden =
       random.between(1, largest_row / static_cast<int>(size_of(problem.out_dtype)));
   problem.unweighted = random.one_in(5);
+  problem.added = random.one_in(4) ? random.between(1, 2) : 0;
   int bytes = 0;
   for (const int payload : problem.payloads) bytes += (payload + 7) / 8 * 8;
   c.options.max_payload = std::max(c.options.max_payload, bytes);
   for (RankInput& input : problem.ranks) {
+    input.added.clear();
+    for (int i = 0; i < problem.added; ++i) {
+      const std::size_t width = size_of(problem.output_dtype());
+      std::vector<std::byte> data(index(input.tokens * problem.output_hidden()) * width);
+      for (std::size_t at = 0; at < data.size(); at += width) {
+        const float value = static_cast<float>(random.below(4001) - 2000) / 64;
+        store_bits(problem.output_dtype(), round_to(problem.output_dtype(), value), &data[at]);
+      }
+      input.added.push_back(std::move(data));
+    }
     input.payloads.clear();
     for (const int payload : problem.payloads) {
       std::vector<std::byte> data(index(input.tokens * payload));
@@ -332,6 +345,16 @@ Case make_case(std::uint64_t seed, const CaseLimits& limits) {
     choose_records(c, c.operations[i], records);
   }
   return c;
+}
+
+std::array<ConstRows, 2> added_rows(const Problem& problem, int rank) {
+  std::array<ConstRows, 2> rows;
+  const RankInput& input = problem.ranks[index(rank)];
+  for (std::size_t i = 0; i < input.added.size(); ++i) {
+    rows[i] = {input.added[i].data(), input.tokens, problem.output_hidden(),
+               problem.output_dtype()};
+  }
+  return rows;
 }
 
 void vary(Case& c, std::uint64_t seed) {

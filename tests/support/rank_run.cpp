@@ -131,6 +131,7 @@ void RankRun::end(int number) {
               y);
   CombineArgs args{.out = place_out(number)};
   args.unweighted = operation(number).problem.unweighted;
+  args.added = added_rows(operation(number).problem, rank_);
   if (local(number).own_y) args.y = y;
   if (local(number).drive == Drive::call) {
     require(number, "combine", comm_->combine(handle, args));

@@ -295,6 +295,13 @@ std::vector<std::byte> expected_out(const Problem& problem, int rank) {
         for (std::size_t h = 0; h < sum.size(); ++h) sum[h] = add(sum[h], partial[h]);
       }
     }
+    for (const std::vector<std::byte>& added : problem.ranks[index(rank)].added) {
+      for (std::size_t h = 0; h < sum.size(); ++h) {
+        const DType dtype = problem.output_dtype();
+        const std::byte* element = added.data() + index(token) * row_bytes + h * size_of(dtype);
+        sum[h] = add(sum[h], to_float(dtype, load_bits(dtype, element)));
+      }
+    }
     expert_of(problem).round(sum.data(), out.data() + index(token) * row_bytes);
   }
   return out;

@@ -31,6 +31,7 @@ struct RankInput {
   std::vector<std::byte> x;                      // dense [tokens, hidden]
   std::vector<std::int32_t> topk_idx;            // [tokens, topk] global ids, -1 = none
   std::vector<float> topk_weights;               // [tokens, topk]
+  std::vector<std::vector<std::byte>> added;     // each dense [tokens, output_hidden()]
   std::vector<std::vector<std::byte>> payloads;  // each dense [tokens, Problem::payloads[i]]
 };
 
@@ -59,6 +60,7 @@ struct Problem {
   DType out_dtype = DType::bf16;
   int out_hidden = 0;
   bool unweighted = false;   // sums without weights
+  int added = 0;             // matrices that each rank adds to its sums
   Ranks sources = ~Ranks();  // that take part as sources
   Ranks zeroed;              // their rows have a place and are zero
   std::vector<RankInput> ranks;

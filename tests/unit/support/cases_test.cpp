@@ -94,6 +94,7 @@ void note_problem(const Problem& problem, std::map<std::string, int>& seen) {
   seen["payloads"] += !problem.payloads.empty();
   seen["payloads behind plain rows"] += !problem.payloads.empty() && problem.quant == Quant::none;
   seen["outputs of another shape"] += problem.own_output;
+  seen["rows are added"] += problem.added != 0;
   seen["unweighted"] += problem.unweighted;
   seen["alignment"] += problem.expert_alignment > 1;
   seen["every token"] += problem.every_token;
