@@ -81,7 +81,7 @@ MUTATIONS = [
     ("release drops rows that were not pushed yet", END,
      "    if (!op->unplaced.empty() && handle.kind == OpKind::dispatch) leave_rows(*op);\n", "", []),
     ("release drops own rows that were not stored yet", END,
-     "    (void)run_send_tiles(*op);\n    if (handle.kind", "    if (handle.kind", []),
+     "    (void)run_send_tiles(*op);\n    if (op->encoding)", "    if (op->encoding)", []),
     ("no second look at `sent` after a release was seen", PUSH,
      """    seen = fabric_.load_flag(q, word_offset);
     if (seen < op.line.epoch) return released""", "    if (seen < op.line.epoch) return released",
@@ -203,4 +203,13 @@ MUTATIONS = [
     ("rows of the lost are summed", COMBINE,
      "    if (op.lost.load_acquire(ref.rank)) {", "    if (op.lost.load_acquire(ref.rank) && false) {",
      []),
+    # Records.
+    ("own rows are taken before they are encoded", PLACE,
+     "  if (!h.encoder.is_plain() && !pushes(*h.routed) && !op.sent) ready.erase(rank_);\n", "", []),
+    ("rows are pushed before all are encoded", DISPATCH,
+     "    if (!op.send.idle()) return 0;\n    end_encoding(op);", "    end_encoding(op);", []),
+    ("a release pushes no rows that were being encoded", END,
+     "      end_encoding(*op);\n      (void)run_send_tiles(*op);\n", "", []),
+    ("outputs have the size of what was sent", COMBINE,
+     "  set_rows(op, args.out);\n", "  set_rows(op, h.x);\n", []),
 ]

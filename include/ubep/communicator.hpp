@@ -14,6 +14,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -38,6 +39,7 @@ struct CommunicatorOptions {
   int max_tokens = 0;                     // of one rank in one dispatch; 0 is allowed
   int max_hidden = 0;
   DType max_dtype = DType::bf16;  // with max_hidden: the largest row; smaller ones may be sent
+  int max_payload = 0;            // bytes of all payloads of a token, each rounded up to 8
   int max_topk = 8;               // 1..64
   int slots = 2;                  // dispatches in flight, 1..16
   int expert_capacity = 0;        // most rows of a local expert in expert_padded; 0 = not used
@@ -54,6 +56,14 @@ struct CommunicatorOptions {
   Store store = Store::automatic;
   std::chrono::milliseconds timeout{0};  // of waiting calls; 0 = UBEP_TIMEOUT_MS, else 30 s
 };
+
+// What run_layer() does with received rows, and where its result goes.
+struct Layer {
+  std::function<void(Handle&)> experts;
+  Rows out;
+};
+
+struct LayerRound;
 
 class UBEP_API Communicator {
  public:
@@ -76,11 +86,21 @@ class UBEP_API Communicator {
   // Errors as start_dispatch, and timeout, peer_lost, mismatch, corrupt. A timeout leaves it
   // pending: wait(). But not one on `done` or `armed`, a slot that peers have not given back:
   // nothing was started then, and dispatch() can be called again.
-  Status dispatch(const ConstRows& x, const Routing& routing, const DispatchOptions& options,
+  Status dispatch(const Input& in, const Routing& routing, const DispatchOptions& options,
                   Handle& handle);
-  Status dispatch(const ConstRows& x, const Handle& cached, Handle& handle);
+  Status dispatch(const Input& in, const Handle& cached, Handle& handle);
   // Brings the outputs back; ends the lease. Errors as start_combine, and as above.
   Status combine(Handle& handle, const CombineArgs& args);
+
+  // A whole layer of any number of tokens with the memory of max_tokens: as many rounds of
+  // dispatch, `experts` and combine as the rank with the most tokens needs; a rank that has no more
+  // sends none. `experts` reads handle.received() and writes handle.expert_output(); it is called
+  // once a round, on this thread, whether there are rows or not. All ranks call run_layer(). out:
+  // [num_tokens, hidden] of in, complete on return; handle.valid_tokens() is then of all tokens.
+  // Errors as dispatch and combine: peer_lost and no_capacity are those of the first round that had
+  // them, the others are run all the same; after timeout the same call goes on where it was.
+  Status run_layer(const Input& in, const Routing& routing, const DispatchOptions& options,
+                   const Layer& layer, Handle& handle);
 
   // The same without waiting. They never wait: slot_busy, not_ready (a peer has not given its slot
   // back yet, or with Protocol::sentinel not made its first call, or the dispatch is not complete)
@@ -89,11 +109,11 @@ class UBEP_API Communicator {
   // allgather), in_place, contiguous, mapped_view, weighting, expert_alignment and expert_capacity.
   // Peers see more than 1 MiB of rows, and pushed rows of expert layouts, only once step() has
   // stored them.
-  Status start_dispatch(const ConstRows& x, const Routing& routing, const DispatchOptions& options,
+  Status start_dispatch(const Input& in, const Routing& routing, const DispatchOptions& options,
                         Handle& handle);
   // Same routing and options as `cached` (a handle whose dispatch completed; all ranks must take
   // handles of the same dispatch). `cached` and `handle` may be the same object.
-  Status start_dispatch(const ConstRows& x, const Handle& cached, Handle& handle);
+  Status start_dispatch(const Input& in, const Handle& cached, Handle& handle);
   // `args.out` (and `args.y`) must live until the combine is complete.
   Status start_combine(Handle& handle, const CombineArgs& args);
 
@@ -138,6 +158,12 @@ class UBEP_API Communicator {
   Impl& here() const;  // throws when moved from, or in a forked child
   Impl& open() const;  // throws when closed, too
   explicit Communicator(std::unique_ptr<Impl> impl);
+  Status start_round(const Input& in, const Routing& routing, const DispatchOptions& options,
+                     Handle& handle, const LayerRound& round);
+  Status dispatch_round(const Input& in, const Routing& routing, const DispatchOptions& options,
+                        Handle& handle, const LayerRound& round);
+  static Status end_layer(Handle& handle, const Status& status);
+  int max_tokens() const;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -1,8 +1,11 @@
 // Dispatch: what goes in (routing, options) and what comes out (received rows).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
+#include <string_view>
 
 #include "ubep/types.hpp"
 
@@ -13,6 +16,30 @@ struct Routing {
   std::span<const std::int32_t> topk_idx;  // [num_tokens, topk] global expert ids; -1 = none
   std::span<const float> topk_weights;     // [num_tokens, topk]
   int topk = 0;
+};
+
+// Bytes that travel with every token, behind its row: scales of rows that the caller quantised
+// itself, an adapter's id. Names and sizes are the same on all ranks.
+struct Payload {
+  std::string_view name;
+  const void* data = nullptr;     // [num_tokens], stride_bytes apart
+  std::int64_t bytes = 0;         // of one token
+  std::int64_t stride_bytes = 0;  // 0 = dense
+};
+
+// What a dispatch sends. Converts from the rows alone.
+struct Input {
+  ConstRows x;
+  std::span<const Payload> payloads;
+
+  Input(const ConstRows& rows,
+        std::span<const Payload> more = {})  // NOLINT(google-explicit-constructor)
+      : x(rows), payloads(more) {}
+  Input(const Rows& rows) : x(rows) {}  // NOLINT(google-explicit-constructor)
+  // As ConstRows.
+  Input(const void* rows, std::int64_t count, std::int64_t width, DType type,
+        std::int64_t stride_in_bytes = 0)
+      : x(rows, count, width, type, stride_in_bytes) {}
 };
 
 struct DispatchOptions {
@@ -37,15 +64,37 @@ struct DispatchOptions {
   // have no place: the owner's dispatch ends with no_capacity (its lease lasts, other rows are
   // there), and combine leaves them out and clears valid_tokens of their tokens.
   int expert_capacity = 0;
+  // Rows are quantised on their way (types.hpp); experts read them with Received::quant. Outputs
+  // are of the dtype of x. Not with in_place or a buffer of input().
+  Quant quant = Quant::none;
+};
+
+// Scales of a quantised row, one behind the other in the row itself.
+struct ScalePlace {
+  std::int64_t offset = 0;  // bytes from the row's beginning
+  std::int64_t count = 0;
+  std::int64_t bytes = 0;  // of one: 4 = fp32, 1 = a power of two, as fp32's exponent (e8m0)
+  std::int64_t block = 0;  // elements that share one
+};
+
+struct PayloadPlace {
+  std::string name;
+  std::int64_t offset = 0;  // bytes from the row's beginning, a multiple of 8
+  std::int64_t bytes = 0;
 };
 
 // Received rows of one dispatch. Views into the handle and its lease: they end with combine,
 // release() or the handle. N = number of rows, K = topk, Le = local experts, R = ranks.
 struct Received {
   Layout layout = Layout::rank_major;
-  DType dtype = DType::bf16;
+  DType dtype = DType::bf16;  // of the tokens before quantisation, and of the outputs
   int hidden = 0;
   int topk = 0;
+  // How a row is to be read: elements as `quant` says (none: of dtype), then scales and payloads.
+  Quant quant = Quant::none;
+  std::int64_t row_bytes = 0;
+  ScalePlace scales;
+  std::span<const PayloadPlace> payloads;  // in the order of Input::payloads
   std::uint64_t epoch = 0;
   // Bit q: rank q took part. Cleared when it was lost before; rows that it had announced and not
   // pushed are zero.

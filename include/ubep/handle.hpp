@@ -31,6 +31,17 @@ class UBEP_API Handle {
   // Received rows. Throws Error{misuse} unless the dispatch is complete and the lease is held.
   const Received& received() const;
 
+  // Expert layouts: the top-k weight of each received row [num_rows], 0 of rows that nobody sent.
+  // What the gradient of an expert's output needs; combine applies the weights itself. Made when
+  // asked for. Throws as received() does, and of rank_major (Received::topk_weights).
+  std::span<const float> row_weights();
+
+  // Expert layouts and topk1: which of its token's choices each received row is, k in 0..topk-1
+  // [num_rows], -1 of rows that nobody sent. With it the gradient of a top-k weight finds its way
+  // home (docs/training.md). Made when asked for. Throws as received() does, and of rank_major
+  // without topk1, whose rows have several (the columns of Received::topk_idx).
+  std::span<const std::int32_t> row_choices();
+
   // Where the caller writes expert outputs: [num_rows, hidden] by received row, in the dtype of the
   // dispatch; with Weighting::owner [expert rows, hidden] in the order of Received::expert_rows.
   // Near it lies in shared memory and nothing is copied afterwards. Throws as received() does.

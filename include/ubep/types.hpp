@@ -12,9 +12,12 @@
 namespace ubep {
 
 // Element type of activations. Sums are made in fp32 and rounded once, to nearest even.
-enum class DType : std::uint8_t { bf16, fp16, fp32 };
+// u8: bytes of rows that the caller has encoded itself; they are dispatched as they are.
+enum class DType : std::uint8_t { bf16, fp16, fp32, u8 };
 
-constexpr std::size_t size_of(DType dtype) { return dtype == DType::fp32 ? 4 : 2; }
+constexpr std::size_t size_of(DType dtype) {
+  return dtype == DType::fp32 ? 4 : dtype == DType::u8 ? 1 : 2;
+}
 
 // Arrangement of received rows.
 //   rank_major    a token once per destination rank, rows grouped by source rank, in token order;
@@ -77,6 +80,30 @@ enum class Reduction : std::uint8_t { automatic, exact, per_rank };
 //           of `Received::expert_rows`.
 enum class Weighting : std::uint8_t { kernel, owner };
 
+// Format of quantised rows [hidden], hidden >= 1: values, then one scale for each block of columns;
+// the last block may be a part of one. An element decodes to value * scale, one fp32 product.
+// "amax" is the largest |x| of the block, or of the row; values are rounded to nearest, ties to
+// even. e4m3 is E4M3 of the OCP 8-bit floating point specification (OFP8): largest 448, a NaN, no
+// infinity.
+//   none       rows of the source's dtype.
+//   fp8        e4m3 [hidden]; scale fp32 [ceil(hidden / 128)] = max(amax, 1e-4) / 448. The value is
+//              x * (448 / max(amax, 1e-4)): a quotient and a product, each rounded to fp32, then to
+//              e4m3.
+//   fp8_pow2   the same, but scale is the smallest power of two >= max(amax, 1e-4) / 448, found
+//              without rounding. The value is x / scale, rounded once.
+//   fp8_ue8m0  fp8_pow2 with each scale as one byte, its fp32 exponent: 2^(byte - 127).
+//   int8       int8 [hidden] in -127..127; one fp32 scale = max(amax, 1e-10) / 127 for the row. The
+//              value is x * (127 / max(amax, 1e-10)), rounded as for fp8.
+//   mxfp8      MXFP8 (E4M3) of the OCP Microscaling Formats (MX) specification v1.0: e4m3 [hidden];
+//              scale e8m0 [ceil(hidden / 32)] = 2^(floor(log2(amax)) - 8), at least 2^-127 (byte
+//              0), which a block of zeros has too. The value is x / scale, rounded once, at most
+//              448.
+// NaN and infinity become NaN (byte 0x7f) where values are e4m3, as in OFP8's conversion without
+// saturation, and do not count for the amax: the rest of the block is what it is without them. int8
+// has no NaN: values of such a row are 0 and its scale is NaN, so all of it decodes to NaN instead
+// of to numbers that hide it. -0 stays -0, except in int8.
+enum class Quant : std::uint8_t { none, fp8, fp8_pow2, fp8_ue8m0, int8, mxfp8 };
+
 // Distance of two CPUs as seen by a flag that travels between them.
 enum class Placement : std::uint8_t { unknown, smt, near, far };
 
@@ -86,6 +113,7 @@ UBEP_API const char* name(Path path);
 UBEP_API const char* name(Protocol protocol);
 UBEP_API const char* name(Store store);
 UBEP_API const char* name(Placement placement);
+UBEP_API const char* name(Quant quant);
 
 // A row matrix [num_rows, hidden] that may be written.
 struct Rows {

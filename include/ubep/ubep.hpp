@@ -1,5 +1,5 @@
 // Everything a user may include. To read: types, status, bootstrap, communicator, dispatch, handle,
-// combine, stats, trace.
+// combine, quantization, stats, trace.
 #pragma once
 
 #include "ubep/bootstrap.hpp"     // IWYU pragma: export
@@ -8,6 +8,7 @@
 #include "ubep/dispatch.hpp"      // IWYU pragma: export
 #include "ubep/export.hpp"        // IWYU pragma: export
 #include "ubep/handle.hpp"        // IWYU pragma: export
+#include "ubep/quantization.hpp"  // IWYU pragma: export
 #include "ubep/stats.hpp"         // IWYU pragma: export
 #include "ubep/status.hpp"        // IWYU pragma: export
 #include "ubep/trace.hpp"         // IWYU pragma: export

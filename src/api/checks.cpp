@@ -10,6 +10,9 @@
 namespace ubep {
 namespace {
 
+constexpr std::uint64_t kLeastRecord = 16;
+constexpr int kMostPayload = 32768;
+
 template <class... Args>
 [[noreturn]] void refuse(fmt::format_string<Args...> text, Args&&... args) {
   throw Error(ErrorCode::invalid_argument, fmt::format(text, std::forward<Args>(args)...));
@@ -39,10 +42,11 @@ GroupConfig make_config(const CommunicatorOptions& o, int size) {
   check_range("num_experts", o.num_experts, 1, kMaxExperts);
   check_range("max_tokens", o.max_tokens, 0, 1 << 24);
   check_range("max_hidden", o.max_hidden, 1, 1 << 24);
+  check_range("max_payload", o.max_payload, 0, kMostPayload);
   check_range("max_topk", o.max_topk, 1, kMaxTopk);
   check_range("slots", o.slots, 1, kMaxSlots);
   if (o.timeout.count() < 0) refuse("timeout is {} ms, expected >= 0", o.timeout.count());
-  if (o.max_dtype > DType::fp32) refuse("max_dtype is {}, expected 0..2", int(o.max_dtype));
+  if (o.max_dtype > DType::u8) refuse("max_dtype is {}, expected 0..3", int(o.max_dtype));
   if (o.store > Store::far) refuse("store is {}, expected 0..2", int(o.store));
   std::vector<std::int32_t> owner = o.expert_rank;
   if (owner.empty()) owner = block_map(o.num_experts, size);
@@ -69,11 +73,18 @@ GroupConfig make_config(const CommunicatorOptions& o, int size) {
   config.stage_pushed = o.stage_pushed;
   if (o.protocol != Protocol::automatic) config.protocol = o.protocol;
   config.checksum_rows = o.checksum_rows;
+  config.max_payload = static_cast<std::uint64_t>(o.max_payload);
   config.size = size;
   config.slots = o.slots;
   config.max_tokens = o.max_tokens;
   config.max_topk = o.max_topk;
-  config.max_row_bytes = static_cast<std::uint64_t>(o.max_hidden) * size_of(o.max_dtype);
+  config.max_token_bytes = static_cast<std::uint64_t>(o.max_hidden) * size_of(o.max_dtype);
+  // A quantised row is shorter, unless it has less elements than a scale has bytes.
+  config.max_row_bytes = std::max<std::uint64_t>(config.max_token_bytes, kLeastRecord);
+  if (o.max_payload != 0) {
+    config.max_row_bytes =
+        round_up(config.max_row_bytes, 8) + static_cast<std::uint64_t>(o.max_payload);
+  }
   config.max_stride = round_up(config.max_row_bytes, kLineBytes);
   config.experts = ExpertMap(std::move(owner), size);
   for (int r = 0; r < size; ++r) {
@@ -88,9 +99,9 @@ GroupConfig make_config(const CommunicatorOptions& o, int size) {
 }
 
 void check_rows(const ConstRows& rows, const char* argument, const GroupConfig& config) {
-  if (rows.dtype > DType::fp32) refuse("{}.dtype is {}, expected 0..2", argument, int(rows.dtype));
+  if (rows.dtype > DType::u8) refuse("{}.dtype is {}, expected 0..3", argument, int(rows.dtype));
   if (rows.num_rows < 0) refuse("{}.num_rows is {}, expected >= 0", argument, rows.num_rows);
-  const auto most = static_cast<std::int64_t>(config.max_row_bytes / size_of(rows.dtype));
+  const auto most = static_cast<std::int64_t>(config.max_token_bytes / size_of(rows.dtype));
   if (rows.hidden < 1 || rows.hidden > most) {
     refuse("{}.hidden is {} {} elements, expected 1..{} (max_hidden at creation)", argument,
            rows.hidden, name(rows.dtype), most);
@@ -101,6 +112,51 @@ void check_rows(const ConstRows& rows, const char* argument, const GroupConfig& 
   }
   if (rows.data == nullptr && rows.num_rows > 0) {
     refuse("{}.data is null, expected {} rows", argument, rows.num_rows);
+  }
+}
+
+void check_payloads(const Input& in, const DispatchOptions& options, const GroupConfig& config) {
+  if (options.quant == Quant::none && in.payloads.empty() && !options.in_place) return;
+  if (options.quant > Quant::mxfp8) refuse("quant is {}, expected 0..5", int(options.quant));
+  const bool quantised = options.quant != Quant::none;
+  check_flag("quant", quantised, in.x.dtype != DType::u8, "x of bf16, fp16 or fp32");
+  check_flag("in_place", options.in_place,
+             !quantised && in.payloads.empty() && in.x.dtype != DType::u8,
+             "rows that travel as they are: without quant or payloads, and not of u8");
+  std::uint64_t bytes = 0;
+  for (const Payload& payload : in.payloads) {
+    const std::string_view name = payload.name;
+    if (payload.bytes < 1 || payload.bytes > kMostPayload) {
+      refuse("payload '{}' has {} bytes, expected 1..{}", name, payload.bytes, kMostPayload);
+    }
+    if (payload.stride_bytes != 0 && payload.stride_bytes < payload.bytes) {
+      refuse("payload '{}' has stride_bytes {}, expected at least {}", name, payload.stride_bytes,
+             payload.bytes);
+    }
+    if (payload.data == nullptr && in.x.num_rows > 0) {
+      refuse("payload '{}' has no data, expected {} x {} bytes", name, in.x.num_rows,
+             payload.bytes);
+    }
+    bytes += round_up(static_cast<std::uint64_t>(payload.bytes), 8);
+  }
+  const std::uint64_t most = config.max_payload;
+  if (bytes > most) {
+    refuse("payloads have {} bytes, expected at most {} (max_payload at creation)", bytes, most);
+  }
+}
+
+void check_same_payloads(const Input& in, const HandleState& cached) {
+  const auto& expected = cached.encoder.layout().payloads;
+  const std::size_t most = cached.encoder.is_plain() ? 0 : expected.size();
+  if (in.payloads.size() != most) {
+    refuse("there are {} payloads, expected {} as in the cached dispatch", in.payloads.size(),
+           most);
+  }
+  for (std::size_t i = 0; i < most; ++i) {
+    const Payload& payload = in.payloads[i];
+    if (payload.name == expected[i].name && payload.bytes == expected[i].bytes) continue;
+    refuse("payload {} is '{}' of {} bytes, expected '{}' of {} as in the cached dispatch", i,
+           payload.name, payload.bytes, expected[i].name, expected[i].bytes);
   }
 }
 
@@ -188,30 +244,37 @@ void check_roles(int lanes, const Roles& roles, SendOrder order) {
                     : fmt::format("at least 1 that counts and 1 that sends, {} in all", lanes));
 }
 
-void check_combine(const CombineArgs& args, const HandleState& h) {
-  const auto check = [&h](const ConstRows& rows, const char* argument, std::int64_t expected) {
+void check_combine(const CombineArgs& args, const HandleState& h, const GroupConfig& config) {
+  const auto check_like = [](const ConstRows& rows, const char* argument, const ConstRows& like,
+                             const char* whose) {
+    if (rows.hidden != like.hidden) {
+      refuse("{}.hidden is {}, expected {} as {}", argument, rows.hidden, like.hidden, whose);
+    }
+    if (rows.dtype != like.dtype) {
+      refuse("{}.dtype is {}, expected {} as {}", argument, name(rows.dtype), name(like.dtype),
+             whose);
+    }
+  };
+  const auto check = [&config](const ConstRows& rows, const char* argument, std::int64_t expected) {
     if (rows.num_rows != expected) {
       refuse("{}.num_rows is {}, expected {}", argument, rows.num_rows, expected);
     }
-    if (rows.hidden != h.hidden) {
-      refuse("{}.hidden is {}, expected {} as in dispatch", argument, rows.hidden, h.hidden);
-    }
-    if (rows.dtype != h.dtype) {
-      refuse("{}.dtype is {}, expected {} as in dispatch", argument, name(rows.dtype),
-             name(h.dtype));
-    }
-    if (rows.stride() < rows.row_bytes()) {
-      refuse("{}.stride_bytes is {}, expected at least {}", argument, rows.stride_bytes,
-             rows.row_bytes());
-    }
-    if (rows.data == nullptr && rows.num_rows > 0) {
-      refuse("{}.data is null, expected {} rows", argument, rows.num_rows);
-    }
+    check_rows(rows, argument, config);
+    if (rows.dtype == DType::u8) refuse("{}.dtype is u8, expected bf16, fp16 or fp32", argument);
   };
   check(args.out, "out", h.routed->send.num_tokens);
-  const bool given = args.y.data != nullptr || args.y.num_rows != 0;
+  const bool in_place = args.y.data == h.output.data && args.y.data != nullptr;
+  // A rank that received nothing may have no memory for it.
+  const bool given = args.y.data != nullptr || args.y.num_rows != 0 || args.y.hidden != 0;
   if (given) check(args.y, "y", h.output.num_rows);
-  if (given && args.y.data == h.output.data && args.y.stride() != h.output.stride()) {
+  if (!given || in_place) check_like(args.out, "out", h.output, "expert_output()");
+  if (given) check_like(args.out, "out", args.y, "y");
+  for (const ConstRows& added : args.added) {
+    if (added.data == nullptr && added.num_rows == 0) continue;
+    check(added, "added", h.routed->send.num_tokens);
+    check_like(added, "added", args.out, "out");
+  }
+  if (in_place && args.y.stride() != h.output.stride()) {
     refuse("y.stride_bytes is {} in expert_output(), expected {}", args.y.stride(),
            h.output.stride());
   }

@@ -18,6 +18,8 @@ void check_bootstrap(const Bootstrap& bootstrap);
 // [num_rows, hidden] that fits the communicator's rows. `argument` is its name for the message.
 void check_rows(const ConstRows& rows, const char* argument, const GroupConfig& config);
 void check_routing(const Routing& routing, std::int64_t num_tokens, const GroupConfig& config);
+void check_payloads(const Input& in, const DispatchOptions& options, const GroupConfig& config);
+void check_same_payloads(const Input& in, const HandleState& cached);
 // Returns the options with nothing left `automatic`.
 struct ResolvedOptions {
   DispatchOptions options;  // nothing `automatic` is left
@@ -26,6 +28,6 @@ struct ResolvedOptions {
 ResolvedOptions resolve(const DispatchOptions& options, const GroupConfig& config,
                         const PathFacts& facts);
 void check_roles(int lanes, const Roles& roles, SendOrder order);
-void check_combine(const CombineArgs& args, const HandleState& handle);
+void check_combine(const CombineArgs& args, const HandleState& handle, const GroupConfig& config);
 
 }  // namespace ubep

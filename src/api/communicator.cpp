@@ -50,7 +50,8 @@ AgreedFields agreed_fields(const GroupConfig& config) {
   return {{{"num_experts", config.experts.rank.size()},
            {"expert_rank (hash)", map},
            {"max_tokens", static_cast<std::uint64_t>(config.max_tokens)},
-           {"max_hidden x max_dtype (bytes)", config.max_row_bytes},
+           {"max_hidden x max_dtype (bytes)", config.max_token_bytes},
+           {"max_payload", config.max_payload},
            {"max_topk", static_cast<std::uint64_t>(config.max_topk)},
            {"slots", static_cast<std::uint64_t>(config.slots)},
            {"expert_capacity", static_cast<std::uint64_t>(config.expert_capacity)},
@@ -298,15 +299,24 @@ int Communicator::num_local_experts() const {
   const Impl& impl = here();
   return impl.config.experts.num_local(impl.rank);
 }
+int Communicator::max_tokens() const { return open().config.max_tokens; }
 CommunicatorFacts Communicator::facts() const { return here().facts; }
 MemoryPlan Communicator::memory() const { return here().memory; }
 
-Status Communicator::start_dispatch(const ConstRows& x, const Routing& routing,
+Status Communicator::start_dispatch(const Input& in, const Routing& routing,
                                     const DispatchOptions& options, Handle& handle) {
+  return start_round(in, routing, options, handle, {});
+}
+
+Status Communicator::start_round(const Input& in, const Routing& routing,
+                                 const DispatchOptions& options, Handle& handle,
+                                 const LayerRound& round) {
   Impl& impl = open();
+  const ConstRows& x = in.x;
   HandleState& h = *handle.state_;
   Impl::check_free(h);
   check_rows(x, "x", impl.config);
+  check_payloads(in, options, impl.config);
   const ResolvedOptions resolved =
       resolve(options, impl.config,
               {.store = impl.facts.store,
@@ -314,8 +324,9 @@ Status Communicator::start_dispatch(const ConstRows& x, const Routing& routing,
                .bytes = static_cast<std::uint64_t>(x.num_rows * x.row_bytes())});
   if (x.num_rows > impl.config.max_tokens) return impl.too_many_tokens(x);
   check_routing(routing, x.num_rows, impl.config);
+  h.round = round;
   const Status status =
-      impl.engine->start_dispatch(x,
+      impl.engine->start_dispatch(in,
                                   {.topk_idx = routing.topk_idx,
                                    .topk_weights = routing.topk_weights,
                                    .num_tokens = static_cast<std::uint32_t>(x.num_rows),
@@ -328,8 +339,9 @@ Status Communicator::start_dispatch(const ConstRows& x, const Routing& routing,
   return status;
 }
 
-Status Communicator::start_dispatch(const ConstRows& x, const Handle& cached, Handle& handle) {
+Status Communicator::start_dispatch(const Input& in, const Handle& cached, Handle& handle) {
   Impl& impl = open();
+  const ConstRows& x = in.x;
   const HandleState& c = *cached.state_;
   HandleState& h = *handle.state_;
   impl.check_ours(c);
@@ -345,7 +357,10 @@ Status Communicator::start_dispatch(const ConstRows& x, const Handle& cached, Ha
                 fmt::format("x.num_rows is {}, expected {} as in the cached dispatch", x.num_rows,
                             c.routed->send.num_tokens));
   }
-  const Status status = impl.engine->start_cached_dispatch(x, c, h);
+  h.round = {};
+  check_payloads(in, c.routed->options, impl.config);
+  check_same_payloads(in, c);
+  const Status status = impl.engine->start_cached_dispatch(in, c, h);
   if (status.ok()) impl.adopt(h);
   return status;
 }
@@ -358,26 +373,32 @@ Status Communicator::start_combine(Handle& handle, const CombineArgs& args) {
     throw Error(ErrorCode::misuse, "combine needs a handle that holds the lease of a dispatch");
   }
   if (const Status status = Impl::state_of(h); status.code == Code::not_ready) return status;
-  check_combine(args, h);
+  check_combine(args, h, impl.config);
   return impl.engine->start_combine(h, args);
 }
 
-Status Communicator::dispatch(const ConstRows& x, const Routing& routing,
+Status Communicator::dispatch(const Input& in, const Routing& routing,
                               const DispatchOptions& options, Handle& handle) {
+  return dispatch_round(in, routing, options, handle, {});
+}
+
+Status Communicator::dispatch_round(const Input& in, const Routing& routing,
+                                    const DispatchOptions& options, Handle& handle,
+                                    const LayerRound& round) {
   Impl& impl = open();
   const auto until = impl.deadline();
   const Status started =
-      impl.insist([&] { return start_dispatch(x, routing, options, handle); }, until);
+      impl.insist([&] { return start_round(in, routing, options, handle, round); }, until);
   // Not even begun: the handle has nothing to wait for, and an earlier operation's result is not
   // it.
   if (started.code == Code::timeout && !handle.holds_lease()) handle.state_->kind = OpKind::none;
   return impl.complete(started, *handle.state_, until);
 }
 
-Status Communicator::dispatch(const ConstRows& x, const Handle& cached, Handle& handle) {
+Status Communicator::dispatch(const Input& in, const Handle& cached, Handle& handle) {
   Impl& impl = open();
   const auto until = impl.deadline();
-  return impl.complete(impl.insist([&] { return start_dispatch(x, cached, handle); }, until),
+  return impl.complete(impl.insist([&] { return start_dispatch(in, cached, handle); }, until),
                        *handle.state_, until);
 }
 

@@ -51,6 +51,26 @@ const Received& Handle::received() const {
   return state_->received;
 }
 
+std::span<const float> Handle::row_weights() {
+  HandleState& h = *state_;
+  check_received(h);
+  if (!is_by_expert(h.received.layout)) {
+    throw Error(ErrorCode::misuse, "row_weights: rows of rank_major have Received::topk_weights");
+  }
+  list_row_weights(h.routed->receive, h.routed->options.expert_capacity, h.row_weights);
+  return h.row_weights;
+}
+
+std::span<const std::int32_t> Handle::row_choices() {
+  HandleState& h = *state_;
+  check_received(h);
+  if (!h.routed->shape.row_per_choice()) {
+    throw Error(ErrorCode::misuse, "row_choices: a row of rank_major has several, see topk_idx");
+  }
+  list_row_choices(h.routed->receive, h.routed->options.expert_capacity, h.row_choices);
+  return h.row_choices;
+}
+
 Rows Handle::expert_output() {
   check_received(*state_);
   return state_->output;

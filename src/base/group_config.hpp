@@ -70,8 +70,10 @@ struct GroupConfig {
   int slots = 2;
   int max_tokens = 0;
   int max_topk = 8;
-  std::uint64_t max_row_bytes = 0;
-  std::uint64_t max_stride = 0;  // the same rounded up to whole lines
+  std::uint64_t max_token_bytes = 0;  // of a token, and of an output
+  std::uint64_t max_row_bytes = 0;    // of what travels for a token, with its payloads
+  std::uint64_t max_payload = 0;
+  std::uint64_t max_stride = 0;  // max_row_bytes rounded up to whole lines
   int expert_capacity = 0;       // most rows of an expert in expert_padded; 0 = not used
   bool push = false;             // every rank has an inbox
   bool bsp = false;              // with room for the windows of bsp

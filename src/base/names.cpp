@@ -42,7 +42,7 @@ std::string value_name(const std::string_view field, std::uint64_t value) {
 
 }  // namespace
 
-const char* name(DType value) { return pick(value, {"bf16", "fp16", "fp32"}); }
+const char* name(DType value) { return pick(value, {"bf16", "fp16", "fp32", "u8"}); }
 const char* name(Layout value) {
   return pick(value, {"rank_major", "expert_major", "expert_padded"});
 }
@@ -55,6 +55,9 @@ const char* name(Protocol value) {
 }
 const char* name(Store value) { return pick(value, {"auto", "near", "far"}); }
 const char* name(Placement value) { return pick(value, {"unknown", "smt", "near", "far"}); }
+const char* name(Quant value) {
+  return pick(value, {"none", "fp8", "fp8_pow2", "fp8_ue8m0", "int8", "mxfp8"});
+}
 const char* name(OpKind value) { return pick(value, {"operation", "dispatch", "combine"}); }
 const char* name(Word value) {
   return pick(value,

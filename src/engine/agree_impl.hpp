@@ -8,19 +8,25 @@ namespace ubep {
 
 // Takes the next sequence number.
 template <Fabric F>
-OpLine EngineImpl<F>::next_line(const HandleState& h, OpKind kind) {
+OpLine EngineImpl<F>::next_line(const HandleState& h, OpKind kind, const ConstRows& rows) {
   OpLine line;
   line.seq = ++seq_;
   line.epoch = h.epoch;
   line.origin = h.routed->origin;
-  line.hidden = static_cast<std::uint32_t>(h.hidden);
+  line.hidden = static_cast<std::uint32_t>(rows.hidden);
   line.tokens = h.routed->send.num_tokens;
   line.kind = kind;
-  line.dtype = h.dtype;
+  line.round = h.round.number;
+  line.more = h.round.more ? 1 : 0;
+  line.dtype = rows.dtype;
   line.layout = h.routed->options.layout;
   line.reduction = h.routed->options.reduction;
   line.topk = static_cast<std::uint8_t>(h.routed->shape.topk);
   const DispatchOptions& options = h.routed->options;
+  line.quant = options.quant;
+  if (!h.encoder.is_plain()) {
+    line.payload_bytes = static_cast<std::uint16_t>(h.encoder.payload_bytes());
+  }
   line.topk1 = options.topk1 ? 1 : 0;
   line.path = options.path;
   line.contiguous = options.contiguous ? 1 : 0;

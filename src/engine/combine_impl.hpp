@@ -7,9 +7,10 @@ namespace ubep {
 
 // The rows of one token, in the order of the reduction.
 struct TokenRows {
-  std::array<const std::byte*, kMaxTopk> rows;
-  std::array<float, kMaxTopk> weights;
-  std::array<std::uint8_t, kMaxTopk> ends;
+  static constexpr std::size_t kMost = kMaxTopk + std::tuple_size_v<decltype(CombineArgs::added)>;
+  std::array<const std::byte*, kMost> rows;
+  std::array<float, kMost> weights;
+  std::array<std::uint8_t, kMost> ends;
   std::size_t count = 0;
   bool complete = true;          // no row was lost
   MissingRow missing;            // one that is still being fetched
@@ -24,7 +25,9 @@ Status EngineImpl<F>::start_combine(HandleState& h, const CombineArgs& args) {
   op.handle = &h;
   op.args = args;
   const SendPlan& plan = h.routed->send;
-  op.line = next_line(h, OpKind::combine);
+  op.line = next_line(h, OpKind::combine, args.out);
+  set_rows(op, args.out);
+  op.line.unweighted = args.unweighted ? 1 : 0;
   h.kind = OpKind::combine;
   slot_of(h).combining = true;
   h.state.store_release(HandleState::pending);  // publishes: nothing; this thread starts it
@@ -38,7 +41,7 @@ Status EngineImpl<F>::start_combine(HandleState& h, const CombineArgs& args) {
   tells_in_shares(*h.routed) ? begin_telling(op) : publish(op);
   add_output_tiles(op);
   const auto rows = static_cast<std::uint64_t>(h.routed->receive.num_rows);
-  if (rows * stride_of(h) <= start_bytes()) (void)run_send_tiles(op);
+  if (rows * op.stride <= start_bytes()) (void)run_send_tiles(op);
   if (!is_acknowledged_ || are_acknowledged(op)) (void)announce_outputs(op);
   note_awaited(1);
   return {};
@@ -59,7 +62,7 @@ void EngineImpl<F>::bind_outputs(Op& op, const ConstRows& y) {
 template <Fabric F>
 void EngineImpl<F>::add_output_tiles(Op& op) {
   const HandleState& h = *op.handle;
-  const std::uint64_t stride = stride_of(h);
+  const std::uint64_t stride = op.stride;
   const bool owner = h.routed->options.weighting == Weighting::owner;
   const Range area = own().y(h.slot, 1, 0, 0);
   const std::byte* shared = fabric_.claim(area);
@@ -87,12 +90,12 @@ void EngineImpl<F>::sum_choices(const Op& op, int q, std::uint32_t row, std::byt
   std::size_t count = 0;
   for (std::uint32_t j = source.row_entry[row]; j < source.row_entry[row + 1]; ++j, ++count) {
     rows[count] = op.own_y.row(pairs[j]);
-    weights[count] = source.entries[j].weight;
+    weights[count] = op.line.unweighted != 0 ? 1.0F : source.entries[j].weight;
   }
   const RowSum sum{.rows = {rows.data(), count},
                    .weights = weights.data(),
-                   .hidden = static_cast<std::size_t>(h.hidden),
-                   .dtype = h.dtype};
+                   .hidden = op.line.hidden,
+                   .dtype = op.line.dtype};
   if (fabric_.facts().moves_rows) sum_rows_with(q == rank_ ? Store::near : h.store, sum, out);
 }
 
@@ -103,8 +106,8 @@ int EngineImpl<F>::send_outputs(Op& op, Tile& tile) {
   const auto q = static_cast<int>(tile.peer);
   const bool owner = h.routed->options.weighting == Weighting::owner;
   const bool back = q != rank_ && returns(*h.routed);
-  const std::uint64_t stride = stride_of(h);
-  const auto bytes = static_cast<std::size_t>(h.x.row_bytes());
+  const std::uint64_t stride = op.stride;
+  const auto bytes = op.row_bytes;
   const std::uint64_t limit = op.line.capacity;
   const std::uint32_t begin = tile.next;
   std::size_t group = 0;
@@ -136,7 +139,7 @@ void EngineImpl<F>::return_row(const Op& op, const Tile& tile, std::uint64_t row
   HandleState& h = *op.handle;
   const auto q = static_cast<int>(tile.peer);
   const bool owner = h.routed->options.weighting == Weighting::owner;
-  const std::uint64_t stride = stride_of(h);
+  const std::uint64_t stride = op.stride;
   const std::uint64_t entry = h.routed->first_entry[tile.peer] + std::uint64_t{tile.next};
   const std::byte* from = op.own_y.row(static_cast<std::int64_t>(row));
   if (returns_encoded(*h.routed)) {
@@ -146,8 +149,7 @@ void EngineImpl<F>::return_row(const Op& op, const Tile& tile, std::uint64_t row
   }
   const Range range = layout(q).back(h.slot, stride, entry, 1);
   std::byte* to = fabric_.claim_at(q, range);
-  owner ? sum_choices(op, q, tile.next, to)
-        : copy_row(h.store, to, from, static_cast<std::size_t>(h.x.row_bytes()));
+  owner ? sum_choices(op, q, tile.next, to) : copy_row(h.store, to, from, op.row_bytes);
   fabric_.commit_at(q, range, h.store);
 }
 
@@ -203,7 +205,7 @@ int EngineImpl<F>::advance_combine(Op& op) {
   }
   if (op.sent && !op.placed) {
     const std::uint32_t tokens = h.routed->send.num_tokens;
-    op.receive.add(0, tokens, tiles_of(tokens * stride_of(h), kTilesForAll));
+    op.receive.add(0, tokens, tiles_of(tokens * op.stride, kTilesForAll));
     op.placed = true;
     ++done;
   }
@@ -307,7 +309,7 @@ template <Fabric F>
 const std::byte* EngineImpl<F>::output_row(Op& op, int owner, std::uint64_t row,
                                            std::byte* scratch) {
   HandleState& h = *op.handle;
-  const std::uint64_t stride = stride_of(h);
+  const std::uint64_t stride = op.stride;
   if (owner != rank_) {
     if (returns(*h.routed)) {
       if (returns_encoded(*h.routed)) return take_returned(op, owner, row, scratch);
@@ -390,22 +392,28 @@ int EngineImpl<F>::reduce_tokens(Op& op, Tile& tile, int lane) {
   HandleState& h = *op.handle;
   const SendPlan& plan = h.routed->send;
   const std::uint32_t begin = tile.next;
-  const bool weighted = is_by_expert(h.routed->options.layout);
+  const bool weighted = is_by_expert(h.routed->options.layout) && op.line.unweighted == 0;
   TokenRows token;
   if (scratch_bytes_ != 0) {
     token.scratch = scratch_.data() + static_cast<std::size_t>(lane) * scratch_bytes_;
-    token.stride = stride_of(h);
+    token.stride = op.stride;
   }
   const bool mapped = fabric_.facts().mapped;
   token.missing = tile.missing;
   for (; tile.next < tile.end; ++tile.next) {
     if (!gather_token(op, tile.next, token)) break;
+    for (const ConstRows& added : op.args.added) {
+      if (added.data == nullptr) continue;
+      token.rows[token.count] = added.row(tile.next);
+      token.weights[token.count] = 1;
+      token.ends[token.count++] = 1;
+    }
     const RowSum sum{.rows = {token.rows.data(), token.count},
                      .weights = weighted ? token.weights.data() : nullptr,
                      .group_end = plan.group_end.empty() ? nullptr : token.ends.data(),
-                     .hidden = static_cast<std::size_t>(h.hidden),
-                     .dtype = h.dtype};
-    fabric_.work({Work::Kind::reduce, token.count * static_cast<std::uint64_t>(h.x.row_bytes())});
+                     .hidden = op.line.hidden,
+                     .dtype = op.line.dtype};
+    fabric_.work({Work::Kind::reduce, token.count * op.row_bytes});
     if (fabric_.facts().moves_rows) sum_rows(sum, op.args.out.row(tile.next));
     h.valid[tile.next] = token.complete ? 1 : 0;
     if (!mapped) let_go(op, tile.next);
@@ -428,7 +436,7 @@ void EngineImpl<F>::let_go(const Op& op, std::uint32_t token) {
     const std::uint64_t row = row_of(op, ref);
     if (is_beyond(op, ref, row)) continue;
     encoded ? free_returned(op, ref.rank, row)
-            : fabric_.release(ref.rank, layout(ref.rank).y(h.slot, stride_of(h), row, 1));
+            : fabric_.release(ref.rank, layout(ref.rank).y(h.slot, op.stride, row, 1));
   }
 }
 

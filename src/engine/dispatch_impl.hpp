@@ -71,16 +71,16 @@ Status EngineImpl<F>::input(std::int64_t num_tokens, std::int64_t hidden, DType 
 }
 
 template <Fabric F>
-Status EngineImpl<F>::start_dispatch(const ConstRows& x, const RoutingView& routing,
+Status EngineImpl<F>::start_dispatch(const Input& in, const RoutingView& routing,
                                      const DispatchOptions& options, HandleState& handle) {
   if (!failed_.ok()) return failed_;
-  check_input(x);
+  check_input(in, options.quant);
   if (options.path == Path::read && !fabric_.facts().mapped) {
     throw Error(ErrorCode::invalid_argument, "path is read, expected pull: peers are not mapped");
   }
   tell_windows_armed();
   std::uint64_t epoch = 0;
-  const Status status = next_slot(input_reserved_ && x.data == input_data_, epoch);
+  const Status status = next_slot(input_reserved_ && in.x.data == input_data_, epoch);
   if (!status.ok()) return status;
   if (handle.routed.use_count() != 1) handle.routed = std::make_shared<Routed>();
   handle.kind = OpKind::none;  // its earlier plan goes now: no longer a handle to repeat
@@ -96,29 +96,34 @@ Status EngineImpl<F>::start_dispatch(const ConstRows& x, const RoutingView& rout
   if (pushes(routed)) plan_outgoing(routed);
   map_view(options, static_cast<int>(epoch % slots_.size()));
   routed.origin = epoch;
-  begin_dispatch(x, handle, false);
+  begin_dispatch(in, handle, false);
   return {};
 }
 
 template <Fabric F>
-Status EngineImpl<F>::start_cached_dispatch(const ConstRows& x, const HandleState& cached,
+Status EngineImpl<F>::start_cached_dispatch(const Input& in, const HandleState& cached,
                                             HandleState& handle) {
   if (!failed_.ok()) return failed_;
-  check_input(x);
+  check_input(in, cached.routed->options.quant);
   tell_windows_armed();
   std::uint64_t epoch = 0;
-  const Status status = next_slot(input_reserved_ && x.data == input_data_, epoch);
+  const Status status = next_slot(input_reserved_ && in.x.data == input_data_, epoch);
   if (!status.ok()) return status;
   map_view(cached.routed->options, static_cast<int>(epoch % slots_.size()));
   handle.routed = cached.routed;
-  begin_dispatch(x, handle, true);
+  begin_dispatch(in, handle, true);
   return {};
 }
 
 // x in the buffer of input() must lie as input() laid it out: peers read it there.
 template <Fabric F>
-void EngineImpl<F>::check_input(const ConstRows& x) const {
+void EngineImpl<F>::check_input(const Input& in, Quant quant) const {
+  const ConstRows& x = in.x;
   if (!input_reserved_ || x.data != input_data_ || x.num_rows == 0) return;
+  if (quant != Quant::none || !in.payloads.empty()) {
+    throw Error(ErrorCode::invalid_argument,
+                "x lies in the buffer of input(), expected elsewhere with quant or payloads");
+  }
   if (static_cast<std::uint64_t>(x.stride()) == stride_of(x)) return;
   throw Error(ErrorCode::invalid_argument, "x.stride_bytes is " + std::to_string(x.stride()) +
                                                " in the buffer of input(), expected " +
@@ -137,7 +142,8 @@ void EngineImpl<F>::map_view(const DispatchOptions& options, int slot) {
 
 // From here on nothing can be refused: the epoch is consumed.
 template <Fabric F>
-void EngineImpl<F>::begin_dispatch(const ConstRows& x, HandleState& h, bool cached) {
+void EngineImpl<F>::begin_dispatch(const Input& in, HandleState& h, bool cached) {
+  const ConstRows& x = in.x;
   const bool in_slot = input_reserved_ && x.data == input_data_ && input_in_slot_;
   input_reserved_ = false;
   h.epoch = ++epoch_;
@@ -146,6 +152,7 @@ void EngineImpl<F>::begin_dispatch(const ConstRows& x, HandleState& h, bool cach
   h.dtype = x.dtype;
   h.store = store_;
   h.x = x;
+  h.encoder.begin(in, h.routed->options.quant);
   h.leased = true;
   h.kind = OpKind::dispatch;
   h.sources = RankSet(config_.size);
@@ -156,11 +163,13 @@ void EngineImpl<F>::begin_dispatch(const ConstRows& x, HandleState& h, bool cach
   slot_of(h).area = input_area_ != nullptr ? input_area_ : take_area();
   input_area_ = nullptr;
   bind_areas(h);
+  if (!h.encoder.is_plain()) stage_rows(h);
 
   Op& op = free_op();
   op.handle = &h;
   op.cached = cached;
-  op.line = next_line(h, OpKind::dispatch);
+  op.line = next_line(h, OpKind::dispatch, x);
+  set_rows(op, h.x);
   op.waiting = RankSet::all(config_.size);
   order_.push_back(&op);
   split_roles(op);
@@ -171,6 +180,7 @@ void EngineImpl<F>::begin_dispatch(const ConstRows& x, HandleState& h, bool cach
     h.routed->receive.sources.resize(static_cast<std::size_t>(config_.size));
     h.routed->first_entry.resize(static_cast<std::size_t>(config_.size));
   }
+  if (pushes(*h.routed) && !h.encoder.is_plain()) begin_encoding(op);
   if (arms_ && h.routed->options.path == Path::push) mark_rows(op);
   const bool bulk = is_bulk(*h.routed);
   if (!bulk) add_shares(op);
@@ -180,12 +190,56 @@ void EngineImpl<F>::begin_dispatch(const ConstRows& x, HandleState& h, bool cach
   if (!in_shares) publish(op);
   if (pushes(*h.routed)) {
     if (op.published) (void)announce_rows(op);
-    (void)push_windows(op);
+    if (!op.encoding) (void)push_windows(op);
   } else {
     add_token_tiles(op, in_slot);
     (void)announce_rows(op);
   }
   note_awaited(1);
+}
+
+// Where records are made: in the slot itself if peers read them there and it is near.
+template <Fabric F>
+void EngineImpl<F>::stage_rows(HandleState& h) {
+  const std::uint64_t bytes = h.encoder.layout().bytes;
+  const std::uint64_t stride = round_up(bytes, kLineBytes);
+  const bool in_slot = h.store == Store::near && !pushes(*h.routed);
+  const auto tokens = static_cast<std::uint64_t>(h.x.num_rows);
+  const std::byte* place =
+      in_slot ? fabric_.claim(own().x(h.slot, stride, 0, tokens)) : slot_of(h).area->x.data();
+  h.x = ConstRows(place, h.x.num_rows, static_cast<std::int64_t>(bytes), DType::u8,
+                  static_cast<std::int64_t>(stride));
+}
+
+// push: all own rows before any of them is sent, since a token may go to several ranks.
+template <Fabric F>
+void EngineImpl<F>::begin_encoding(Op& op) {
+  const std::uint64_t bytes = op.line.tokens * op.handle->encoder.source_bytes();
+  op.encoding = true;
+  op.send.add(0, op.line.tokens, tiles_of(bytes, kTilesForAll));
+  if (bytes > start_bytes() && !arms_) return;  // marks are those of records
+  (void)run_send_tiles(op);
+  op.encoding = false;
+}
+
+// No lane has a tile of it any more.
+template <Fabric F>
+void EngineImpl<F>::end_encoding(Op& op) {
+  op.encoding = false;
+  (void)push_windows(op);
+}
+
+template <Fabric F>
+int EngineImpl<F>::encode_tokens(Op& op, Tile& tile) {
+  const HandleState& h = *op.handle;
+  const std::uint32_t begin = tile.next;
+  for (; tile.next < tile.end; ++tile.next) {
+    auto* to = const_cast<std::byte*>(h.x.row(tile.next));
+    if (fabric_.facts().moves_rows) h.encoder.encode(tile.next, to);
+  }
+  const std::uint32_t done = tile.end - begin;
+  fabric_.work({Work::Kind::copy, done * h.encoder.source_bytes()});
+  return static_cast<int>(done);
 }
 
 // Own tokens into the slot, where peers read them.
@@ -194,11 +248,11 @@ void EngineImpl<F>::add_token_tiles(Op& op, bool in_slot) {
   const HandleState& h = *op.handle;
   const std::uint32_t tokens = op.line.tokens;
   if (in_slot) {
-    fabric_.commit(own().x(h.slot, stride_of(h), 0, tokens), Store::near);
+    fabric_.commit(own().x(h.slot, op.stride, 0, tokens), Store::near);
     return;
   }
-  fabric_.prepare(own().x(h.slot, stride_of(h), 0, tokens));
-  const std::uint64_t bytes = tokens * stride_of(h);
+  fabric_.prepare(own().x(h.slot, op.stride, 0, tokens));
+  const std::uint64_t bytes = tokens * op.stride;
   op.send.add(0, tokens, tiles_of(bytes, kTilesForAll));
   if (bytes <= start_bytes()) (void)run_send_tiles(op);
 }
@@ -236,15 +290,24 @@ void EngineImpl<F>::bind_areas(HandleState& h) {
 template <Fabric F>
 int EngineImpl<F>::send_tokens(Op& op, Tile& tile) {
   const HandleState& h = *op.handle;
-  const std::uint64_t stride = stride_of(h);
-  const auto bytes = static_cast<std::size_t>(h.x.row_bytes());
+  const std::uint64_t stride = op.stride;
+  const std::size_t bytes = op.row_bytes;
   const bool all = h.routed->options.mapped_view;
   const std::uint32_t begin = tile.next;
+  const bool plain = h.encoder.is_plain();
   std::uint64_t copied = 0;
   for (; tile.next < tile.end; ++tile.next) {
+    if (!plain) {
+      Tile one;
+      one.next = tile.next;
+      one.end = tile.next + 1;
+      (void)encode_tokens(op, one);
+    }
     if (!all && h.routed->send.crosses[tile.next] == 0) continue;
     const Range range = own().x(h.slot, stride, tile.next, 1);
-    copy_row(h.store, fabric_.claim(range), h.x.row(tile.next), bytes);
+    std::byte* to = fabric_.claim(range);
+    const std::byte* from = h.x.row(tile.next);
+    if (to != from) copy_row(h.store, to, from, bytes);
     fabric_.commit(range, h.store);
     copied += bytes;
   }
@@ -290,6 +353,11 @@ int EngineImpl<F>::advance_dispatch(Op& op) {
   HandleState& h = *op.handle;
   const bool bulk = is_bulk(*h.routed);
   int done = 0;
+  if (op.encoding) {
+    if (!op.send.idle()) return 0;
+    end_encoding(op);
+    ++done;
+  }
   if (bulk && lanes_ > 1 && sends_in_bulk(op, done)) return done;
   done += announce_rows(op);
   if (op.shares > 1) hear_alone(op);

@@ -96,6 +96,10 @@ void EngineImpl<F>::release(HandleState& handle) {
     abandon_fetches(*op);
     // Own rows need nobody, their source may be gone afterwards, and peers still count on them.
     (void)run_send_tiles(*op);
+    if (op->encoding) {
+      end_encoding(*op);
+      (void)run_send_tiles(*op);
+    }
     if (handle.kind == OpKind::dispatch) {
       tell_rows_unfenced(*op);
       slot_of(handle).dirty = true;

@@ -22,10 +22,10 @@ class Engine {
   virtual ~Engine() = default;
 
   // `options` are resolved: no `automatic` is left.
-  virtual Status start_dispatch(const ConstRows& x, const RoutingView& routing,
+  virtual Status start_dispatch(const Input& in, const RoutingView& routing,
                                 const DispatchOptions& options, HandleState& handle) = 0;
   // Repeats the routing of `cached`, which may be `handle`.
-  virtual Status start_cached_dispatch(const ConstRows& x, const HandleState& cached,
+  virtual Status start_cached_dispatch(const Input& in, const HandleState& cached,
                                        HandleState& handle) = 0;
   virtual Status start_combine(HandleState& handle, const CombineArgs& args) = 0;
   virtual int step(int lane, int lanes) = 0;

@@ -37,9 +37,9 @@ class EngineImpl final : public Engine {
  public:
   EngineImpl(F& fabric, const EngineOptions& options);
 
-  Status start_dispatch(const ConstRows& x, const RoutingView& routing,
-                        const DispatchOptions& options, HandleState& handle) override;
-  Status start_cached_dispatch(const ConstRows& x, const HandleState& cached,
+  Status start_dispatch(const Input& in, const RoutingView& routing, const DispatchOptions& options,
+                        HandleState& handle) override;
+  Status start_cached_dispatch(const Input& in, const HandleState& cached,
                                HandleState& handle) override;
   Status start_combine(HandleState& handle, const CombineArgs& args) override;
   int step(int lane, int lanes) override;
@@ -63,8 +63,12 @@ class EngineImpl final : public Engine {
   static std::uint64_t stride_of(const ConstRows& rows) {
     return round_up(static_cast<std::uint64_t>(rows.row_bytes()), kLineBytes);
   }
-  std::uint64_t stride_of(const HandleState& h) const {
+  static std::uint64_t output_stride(const HandleState& h) {
     return stride_of(ConstRows(nullptr, 0, h.hidden, h.dtype));
+  }
+  static void set_rows(Op& op, const ConstRows& rows) {
+    op.row_bytes = static_cast<std::size_t>(rows.row_bytes());
+    op.stride = stride_of(rows);
   }
   const SegmentLayout& layout(int rank) const { return layouts_[static_cast<std::size_t>(rank)]; }
   const SegmentLayout& own() const { return layout(rank_); }
@@ -125,7 +129,7 @@ class EngineImpl final : public Engine {
   void give_up_on(Op& op, int q);
   void report_loss(Op& op, int q);
   bool agree_on_op(Op& op, int q, bool quietly = false);
-  OpLine next_line(const HandleState& h, OpKind kind);
+  OpLine next_line(const HandleState& h, OpKind kind, const ConstRows& rows);
   void publish(Op& op);
   // Telling every peer takes a while: lanes that count do it while others send. In bsp all do, and
   // a dispatch's flags wait until its rows are put.
@@ -141,9 +145,12 @@ class EngineImpl final : public Engine {
 
   // dispatch_impl.hpp
   Status next_slot(bool uses_input, std::uint64_t& epoch) const;
-  void check_input(const ConstRows& x) const;
+  void check_input(const Input& in, Quant quant) const;
   void map_view(const DispatchOptions& options, int slot);
-  void begin_dispatch(const ConstRows& x, HandleState& handle, bool cached);
+  void begin_dispatch(const Input& in, HandleState& handle, bool cached);
+  void stage_rows(HandleState& h);
+  void begin_encoding(Op& op);
+  void end_encoding(Op& op);
   void write_record(const HandleState& h);
   int announce_rows(Op& op);
   bool sends_in_bulk(Op& op, int& done);
@@ -154,12 +161,15 @@ class EngineImpl final : public Engine {
   bool read_record_head(Op& op, int q, bool quietly);
   bool read_record(Op& op, int q, bool quietly);
   bool read_counts(Op& op, int q);
+  int encode_tokens(Op& op, Tile& tile);
   int send_tokens(Op& op, Tile& tile);
 
   // place_impl.hpp
   void source_arrived(Op& op, int q);
   void place_rows(Op& op);
   void show_received(Op& op);
+  bool wants_more(const Op& op) const;
+  void show_record(HandleState& h);
   void show_mapped(Op& op);
   void report_overflow(Op& op);
   void zero_padding(const HandleState& h);
@@ -218,8 +228,11 @@ class EngineImpl final : public Engine {
   }
   bool is_bulk(const Routed& r) const { return r.options.path == Path::bsp; }
   bool is_fenced(const Routed& r) const { return is_acknowledged_ && r.options.path == Path::push; }
-  WireRow wire_row(const HandleState& h) const {
-    return {.bytes = static_cast<std::uint64_t>(h.x.row_bytes()), .epoch = h.epoch, .slot = h.slot};
+  WireRow wire_row(const Op& op) const {
+    return {.bytes = op.row_bytes,
+            .epoch = op.line.epoch,
+            .slot = op.handle->slot,
+            .is_output = op.line.kind == OpKind::combine};
   }
   bool returns_encoded(const Routed& r) const { return decodes_ && returns(r) && !is_bulk(r); }
   void begin_windows(std::uint64_t first);
@@ -386,7 +399,7 @@ template <Fabric F>
 Op& EngineImpl<F>::free_op() {
   for (const auto& op : ops_) {
     if (op->line.kind != OpKind::none) continue;
-    op->cached = op->announced = op->sent = op->placed = false;
+    op->cached = op->encoding = op->announced = op->sent = op->placed = false;
     for (RankSet* set : {&op->absent, &op->unplaced, &op->pushers, &op->coming, &op->unsent,
                          &op->decoding, &op->targets, &op->copying}) {
       set->clear();
@@ -434,6 +447,7 @@ template <Fabric F>
 int EngineImpl<F>::run_send_tiles(Op& op) {
   return op.send.run([&](Tile& tile) {
     if (op.line.kind == OpKind::combine) return send_outputs(op, tile);
+    if (op.encoding) return encode_tokens(op, tile);
     return pushes(*op.handle->routed) ? push_rows(op, tile) : send_tokens(op, tile);
   });
 }

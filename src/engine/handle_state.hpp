@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/rank_set.hpp"
+#include "engine/row_encoder.hpp"
 #include "memory/word.hpp"
 #include "plan/receive_plan.hpp"
 #include "plan/send_plan.hpp"
@@ -33,6 +34,12 @@ struct Routed {
   std::vector<std::uint32_t> first_entry;          // [R] of this rank at each source
 };
 
+// One dispatch of several that make a layer; all 0 of one that is alone.
+struct LayerRound {
+  std::uint32_t number = 0;  // from 1
+  bool more = false;         // this rank has tokens left
+};
+
 namespace detail {
 
 struct HandleState {
@@ -47,13 +54,29 @@ struct HandleState {
   // Lease.
   bool leased = false;
   int slot = 0;
-  ConstRows x;
-  RankSet sources;  // ranks whose rows arrived
+  RowEncoder encoder;  // of the caller's rows, where they do not travel as they are
+  ConstRows x;         // rows as they travel; records are rows of bytes
+  RankSet sources;     // ranks whose rows arrived
   Received received;
   Rows output;
   std::vector<const std::byte*> row_table;
   std::vector<std::int32_t> mapped_idx;
   std::vector<float> mapped_weights;
+  std::vector<float> row_weights;
+  std::vector<std::int32_t> row_choices;
+
+  // run_layer(): the round under way, whether some rank has more, and what rounds before said.
+  LayerRound round;
+  bool any_more = false;
+  struct Layer {
+    bool active = false;
+    bool combining = false;
+    std::int64_t done = 0;  // tokens
+    std::uint32_t rounds = 0;
+    Status status;
+    std::vector<std::uint8_t> valid;
+  };
+  Layer layer;
 
   // Latest operation. `status` is read once `state` is complete.
   OpKind kind = OpKind::none;

@@ -62,13 +62,13 @@ void EngineImpl<F>::add_copies(Op& op) {
   RankSet ready = h.sources;
   ready -= op.copying;
   ready -= op.coming;
+  if (!h.encoder.is_plain() && !pushes(*h.routed) && !op.sent) ready.erase(rank_);
   ready.for_each([&](int q) {
     op.copying.insert(q);
     if (!copies_from(op, q)) return;
     const std::uint32_t rows = h.routed->receive.sources[static_cast<std::size_t>(q)].num_rows();
-    op.receive.add(static_cast<std::uint32_t>(q), rows,
-                   tiles_of(rows * stride_of(h), kTilesPerPeer), op.pushers.contains(q),
-                   op.pushers.contains(q) ? batch_of(*h.routed, rows) : 1);
+    op.receive.add(static_cast<std::uint32_t>(q), rows, tiles_of(rows * op.stride, kTilesPerPeer),
+                   op.pushers.contains(q), op.pushers.contains(q) ? batch_of(*h.routed, rows) : 1);
   });
 }
 
@@ -117,7 +117,7 @@ void EngineImpl<F>::place_rows(Op& op) {
   publish_bases(h);
   if (op.line.capacity == 0) {
     fabric_.prepare(
-        own().y(h.slot, stride_of(h), 0, static_cast<std::uint64_t>(routed.receive.num_rows)));
+        own().y(h.slot, output_stride(h), 0, static_cast<std::uint64_t>(routed.receive.num_rows)));
   }
   if (!copies_at_once(h)) bind_rows(op);  // else lanes are at work there
   zero_padding(h);
@@ -129,7 +129,7 @@ void EngineImpl<F>::zero_padding(const HandleState& h) {
   const ReceivePlan& plan = h.routed->receive;
   if (h.routed->options.expert_alignment == 1 || plan.expert_counts.empty()) return;
   if (!fabric_.facts().moves_rows) return;
-  const std::uint64_t stride = stride_of(h);
+  const std::uint64_t stride = stride_of(h.x);
   auto* rows = const_cast<std::byte*>(h.received.base);
   for (std::size_t e = 0; e < plan.expert_counts.size(); ++e) {
     const std::int32_t end = plan.expert_offsets[e] + plan.expert_counts[e];
@@ -172,8 +172,8 @@ int EngineImpl<F>::pull_rows(Op& op, Tile& tile) {
   const auto q = static_cast<int>(tile.peer);
   const SourceRows& source = h.routed->receive.sources[tile.peer];
   const bool at_once = copies_at_once(h);
-  const std::uint64_t stride = stride_of(h);
-  const auto bytes = static_cast<std::size_t>(h.x.row_bytes());
+  const std::uint64_t stride = op.stride;
+  const std::size_t bytes = op.row_bytes;
   const std::uint64_t window = window_rows(*h.routed, rank_) * tile.peer;
   const std::uint64_t limit = op.line.capacity;
   // What leaves the caches before it is read need not be fetched into them to be written.
@@ -208,15 +208,17 @@ void EngineImpl<F>::show_received(Op& op) {
   HandleState& h = *op.handle;
   const Routed& routed = *h.routed;
   const ReceivePlan& plan = routed.receive;
-  const std::uint64_t stride = stride_of(h);
+  const std::uint64_t stride = op.stride;
   op.unsent.for_each([&](int q) { zero_rows(op, q); });
   Received& r = h.received;
   r.layout = routed.options.layout;
   r.dtype = h.dtype;
   r.hidden = h.hidden;
+  show_record(h);
   r.topk = routed.shape.topk;
   r.epoch = h.epoch;
   r.sources = h.sources.low();
+  h.any_more = wants_more(op);
   r.num_rows = plan.num_rows;
   r.stride_bytes = static_cast<std::int64_t>(stride);
   r.src_stride_bytes = 0;
@@ -255,8 +257,38 @@ void EngineImpl<F>::show_received(Op& op) {
                           : plan.num_rows;
   h.output.hidden = h.hidden;
   h.output.dtype = h.dtype;
-  h.output.stride_bytes = static_cast<std::int64_t>(stride);
+  h.output.stride_bytes = static_cast<std::int64_t>(output_stride(h));
   show_mapped(op);
+}
+
+// A layer: whether a rank that takes part has tokens for another round. All see the same.
+template <Fabric F>
+bool EngineImpl<F>::wants_more(const Op& op) const {
+  const HandleState& h = *op.handle;
+  bool more = h.round.more;
+  if (h.round.number == 0) return false;
+  h.sources.for_each([&](int q) {
+    more = more || (q != rank_ && op.theirs[static_cast<std::size_t>(q)].more != 0);
+  });
+  return more;
+}
+
+// How a received row is to be read.
+template <Fabric F>
+void EngineImpl<F>::show_record(HandleState& h) {
+  Received& r = h.received;
+  r.quant = h.routed->options.quant;
+  r.row_bytes = h.x.row_bytes();
+  r.scales = {};
+  r.payloads = {};
+  if (h.encoder.is_plain()) return;
+  const RecordLayout& record = h.encoder.layout();
+  r.payloads = record.payloads;
+  if (r.quant == Quant::none) return;
+  r.scales = {.offset = static_cast<std::int64_t>(record.row.scale_offset),
+              .count = static_cast<std::int64_t>(record.row.num_scales),
+              .bytes = static_cast<std::int64_t>(record.row.scale_bytes),
+              .block = static_cast<std::int64_t>(record.row.scale_block)};
 }
 
 // Received::mapped: all peers' x slots side by side, ids by (source, token).

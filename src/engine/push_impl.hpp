@@ -41,7 +41,7 @@ int EngineImpl<F>::push_windows(Op& op) {
     const std::uint32_t rows = routed.outgoing[static_cast<std::size_t>(r)].num_rows();
     if (rows == 0) continue;
     op.unplaced.insert(r);
-    bytes += rows * stride_of(*op.handle);
+    bytes += rows * op.stride;
   }
   if (!to_windows(routed)) {
     layout_bases(op);
@@ -123,9 +123,8 @@ void EngineImpl<F>::add_push_tiles(Op& op, int owner) {
       op.handle->routed->outgoing[static_cast<std::size_t>(owner)].num_rows();
   // publishes: nothing; the tiles below do.
   op.left[static_cast<std::size_t>(owner)].store_release(rows);
-  op.send.add(static_cast<std::uint32_t>(owner), rows,
-              tiles_of(rows * stride_of(*op.handle), kTilesPerPeer), false,
-              batch_of(*op.handle->routed, rows));
+  op.send.add(static_cast<std::uint32_t>(owner), rows, tiles_of(rows * op.stride, kTilesPerPeer),
+              false, batch_of(*op.handle->routed, rows));
 }
 
 template <Fabric F>
@@ -136,8 +135,8 @@ int EngineImpl<F>::push_rows(Op& op, Tile& tile) {
   if (decodes(routed)) return push_encoded(op, tile);
   const auto owner = static_cast<int>(tile.peer);
   const SourceRows& out = routed.outgoing[tile.peer];
-  const std::uint64_t stride = stride_of(h);
-  const auto bytes = static_cast<std::size_t>(h.x.row_bytes());
+  const std::uint64_t stride = op.stride;
+  const std::size_t bytes = op.row_bytes;
   const bool windows = to_windows(routed);
   const std::uint64_t window = window_rows(routed, owner) * static_cast<std::uint64_t>(rank_);
   const std::uint64_t limit = windows ? 0 : op.theirs[tile.peer].capacity;
@@ -222,14 +221,14 @@ int EngineImpl<F>::look_for_rows(Op& op) {
 template <Fabric F>
 void EngineImpl<F>::leave_rows(Op& op) {
   const HandleState& h = *op.handle;
-  const std::uint64_t stride = stride_of(h);
+  const std::uint64_t stride = op.stride;
   for (std::uint32_t token = 0; token < op.line.tokens; ++token) {
     if (h.routed->send.crosses[token] == 0) continue;
     const Range range = own().x(h.slot, stride, token, 1);
     const std::byte* from = h.x.row(token);
     std::byte* to = fabric_.claim(range);
     // input() may have handed out the place itself.
-    if (to != from) copy_row(h.store, to, from, static_cast<std::size_t>(h.x.row_bytes()));
+    if (to != from) copy_row(h.store, to, from, op.row_bytes);
     fabric_.commit(range, h.store);
   }
   fabric_.order(Ordering::before_flag);  // orders: the streamed rows before `out`
@@ -240,7 +239,7 @@ template <Fabric F>
 void EngineImpl<F>::zero_rows(Op& op, int q) {
   const HandleState& h = *op.handle;
   const SourceRows& source = h.routed->receive.sources[static_cast<std::size_t>(q)];
-  const std::uint64_t stride = stride_of(h);
+  const std::uint64_t stride = op.stride;
   const std::uint64_t window = window_rows(*h.routed, rank_) * static_cast<std::uint64_t>(q);
   const bool in_window = copies_at_once(h) || h.routed->options.path == Path::read;
   auto* rows = const_cast<std::byte*>(h.received.base);

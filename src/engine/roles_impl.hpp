@@ -69,7 +69,7 @@ void EngineImpl<F>::split_roles(const Op& op) {
                        {.peers = config_.size - 1,
                         .sent = rows,
                         .received = copies ? rows : 0,
-                        .row_bytes = static_cast<std::uint64_t>(h.x.row_bytes())},
+                        .row_bytes = op.row_bytes},
                        fabric_.facts().lane);
 }
 

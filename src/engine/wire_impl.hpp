@@ -74,7 +74,7 @@ void EngineImpl<F>::tidy_windows(const HandleState& h) {
 template <Fabric F>
 void EngineImpl<F>::mark_rows(Op& op) {
   const HandleState& h = *op.handle;
-  const WireRow wire = wire_row(h);
+  const WireRow wire = wire_row(op);
   const std::size_t ranks_at = (static_cast<std::size_t>(config_.max_tokens) + 63) / 64;
   std::vector<std::uint64_t>& marks = op.marks[static_cast<std::size_t>(rank_)];
   marks.assign(own().marks(h.slot).bytes / sizeof(std::uint64_t), 0);
@@ -130,7 +130,7 @@ int EngineImpl<F>::push_encoded(Op& op, Tile& tile) {
   const HandleState& h = *op.handle;
   const auto owner = static_cast<int>(tile.peer);
   const SourceRows& out = h.routed->outgoing[tile.peer];
-  const WireRow wire = wire_row(h);
+  const WireRow wire = wire_row(op);
   const std::uint64_t bytes = protocol_.wire_bytes(wire.bytes);
   const std::uint64_t stride = protocol_.wire_stride(wire.bytes);
   const std::uint32_t batch = protocol_.batch_rows(config_.checksum_rows, out.num_rows());
@@ -169,8 +169,7 @@ void EngineImpl<F>::put_checksum(const WireRow& wire, int to, Range range, std::
 template <Fabric F>
 void EngineImpl<F>::return_encoded(const Op& op, int q, std::uint64_t entry, const std::byte* row) {
   const HandleState& h = *op.handle;
-  WireRow wire = wire_row(h);
-  wire.is_output = true;
+  const WireRow wire = wire_row(op);
   const Range range = layout(q).back_wire(h.slot, entry * protocol_.wire_stride(wire.bytes),
                                           protocol_.wire_bytes(wire.bytes));
   std::byte* to = fabric_.claim_at(q, range);
@@ -187,7 +186,7 @@ const std::byte* EngineImpl<F>::take_returned(const Op& op, int owner, std::uint
                                               std::byte* to) {
   const HandleState& h = *op.handle;
   const bool moves = fabric_.facts().moves_rows;
-  WireRow wire = wire_row(h);
+  WireRow wire = wire_row(op);
   wire.announced = arms_ && slots_[static_cast<std::size_t>(h.slot)].back_dirty;
   // acquires: all outputs of the owner; only `out` tells of this one.
   if (wire.announced && fabric_.load_flag(owner, layout(owner).out(h.slot)) < 2 * h.epoch) {
@@ -216,7 +215,7 @@ const std::byte* EngineImpl<F>::take_returned(const Op& op, int owner, std::uint
 template <Fabric F>
 void EngineImpl<F>::free_returned(const Op& op, int owner, std::uint64_t entry) {
   const HandleState& h = *op.handle;
-  const std::uint64_t bytes = wire_row(h).bytes;
+  const std::uint64_t bytes = wire_row(op).bytes;
   const Range range =
       own().back_wire(h.slot, entry * protocol_.wire_stride(bytes), protocol_.wire_bytes(bytes));
   if (arms_) {
@@ -274,7 +273,7 @@ std::byte* EngineImpl<F>::place_of(const Op& op, int q, std::uint32_t row,
   const std::uint64_t to = in_window ? window + row : row_index(h, q, row, group);
   const std::uint64_t limit = op.line.capacity;
   if (limit != 0 && to >= (group + 1) * limit) return nullptr;
-  return const_cast<std::byte*>(h.received.base) + to * stride_of(h);
+  return const_cast<std::byte*>(h.received.base) + to * op.stride;
 }
 
 // Rows [tile.next, end), a batch, if all of them are here.
@@ -284,7 +283,7 @@ bool EngineImpl<F>::decode_batch(Op& op, const Tile& tile, std::uint32_t end, st
   const auto q = static_cast<int>(tile.peer);
   const SourceRows& source = h.routed->receive.sources[tile.peer];
   const bool moves = fabric_.facts().moves_rows;
-  WireRow wire = wire_row(h);
+  WireRow wire = wire_row(op);
   const std::uint64_t stride = protocol_.wire_stride(wire.bytes);
   const std::uint32_t batch = protocol_.batch_rows(config_.checksum_rows, source.num_rows());
   const Range checksum = own().checksum(h.slot, q, tile.next / batch);
@@ -349,7 +348,7 @@ int EngineImpl<F>::decode_rows(Op& op, Tile& tile) {
     tile.next = end;
   }
   const std::uint32_t done = tile.next - begin;
-  op.copied.add_relaxed(done * static_cast<std::uint64_t>(h.x.row_bytes()));
+  op.copied.add_relaxed(done * op.row_bytes);
   return static_cast<int>(done);
 }
 

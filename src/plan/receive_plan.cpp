@@ -138,6 +138,22 @@ std::uint32_t index_tokens(SourceRows& source) {
   return rows;
 }
 
+// Where a row per choice: visit(place, its entry) for each that has a place.
+template <class Visit>
+void visit_rows(const ReceivePlan& plan, int capacity, const Visit& visit) {
+  for (std::size_t q = 0; q < plan.sources.size(); ++q) {
+    const SourceRows& source = plan.sources[q];
+    std::size_t group = 0;
+    for (std::uint32_t row = 0; row < source.num_rows(); ++row) {
+      while (row >= source.group_begin[group + 1]) ++group;
+      const std::size_t base = plan.base(static_cast<int>(q), static_cast<int>(group));
+      const std::size_t place = base + row - source.group_begin[group];
+      if (capacity != 0 && place >= (group + 1) * at(capacity)) continue;  // it had no place
+      visit(place, source.entries[source.row_entry[row]]);
+    }
+  }
+}
+
 }  // namespace
 
 void index_rows(const ExpertMap& experts, const PlanShape& shape, int rank, std::uint32_t tokens,
@@ -174,6 +190,16 @@ void make_receive_plan(const ExpertMap& experts, const ReceiveShape& shape, Rece
   plan.src_counts.resize(plan.sources.size());
   place_rank_major(plan);
   fill_choices(experts, shape, plan);
+}
+
+void list_row_weights(const ReceivePlan& plan, int capacity, std::vector<float>& weights) {
+  weights.assign(at(plan.num_rows), 0.0F);
+  visit_rows(plan, capacity, [&](std::size_t place, const Entry& e) { weights[place] = e.weight; });
+}
+
+void list_row_choices(const ReceivePlan& plan, int capacity, std::vector<std::int32_t>& choices) {
+  choices.assign(at(plan.num_rows), -1);
+  visit_rows(plan, capacity, [&](std::size_t place, const Entry& e) { choices[place] = e.k; });
 }
 
 }  // namespace ubep

@@ -74,4 +74,10 @@ struct ReceivePlan {
 // show `capacity` rows; those behind have no place.
 void make_receive_plan(const ExpertMap& experts, const ReceiveShape& shape, ReceivePlan& plan);
 
+// The weight of each row of an expert layout [num_rows], 0 where nobody's row lies. capacity: of an
+// expert, 0 = none.
+void list_row_weights(const ReceivePlan& plan, int capacity, std::vector<float>& weights);
+// The same of k, -1 where nobody's row lies; also of topk1.
+void list_row_choices(const ReceivePlan& plan, int capacity, std::vector<std::int32_t>& choices);
+
 }  // namespace ubep

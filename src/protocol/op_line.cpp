@@ -12,6 +12,13 @@ OpDifference compare(const OpLine& mine, const OpLine& theirs) {
   if (mine.hidden != theirs.hidden) return differ("hidden", mine.hidden, theirs.hidden);
   if (mine.topk != theirs.topk) return differ("topk", mine.topk, theirs.topk);
   if (mine.dtype != theirs.dtype) return differ("dtype", mine.dtype, theirs.dtype);
+  if (mine.quant != theirs.quant) return differ("quant", mine.quant, theirs.quant);
+  if (mine.payload_bytes != theirs.payload_bytes) {
+    return differ("payload bytes", mine.payload_bytes, theirs.payload_bytes);
+  }
+  if (mine.unweighted != theirs.unweighted) {
+    return differ("unweighted", mine.unweighted, theirs.unweighted);
+  }
   if (mine.layout != theirs.layout) return differ("layout", mine.layout, theirs.layout);
   if (mine.topk1 != theirs.topk1) return differ("topk1", mine.topk1, theirs.topk1);
   if (mine.reduction != theirs.reduction) {
@@ -37,7 +44,8 @@ OpDifference find_corruption(const OpLine& theirs, const GroupConfig& config) {
   if (theirs.kind != OpKind::dispatch && theirs.kind != OpKind::combine) {
     return beyond("operation kind", theirs.kind, static_cast<std::uint64_t>(OpKind::combine));
   }
-  if (theirs.dtype > DType::fp32) return beyond("dtype", theirs.dtype, 2);
+  if (theirs.dtype > DType::u8) return beyond("dtype", theirs.dtype, 3);
+  if (theirs.quant > Quant::mxfp8) return beyond("quant", theirs.quant, 5);
   if (theirs.layout > Layout::expert_padded) return beyond("layout", theirs.layout, 2);
   if (theirs.reduction > Reduction::per_rank) return beyond("reduction", theirs.reduction, 2);
   if (theirs.topk1 > 1) return beyond("topk1", theirs.topk1, 1);
@@ -49,7 +57,7 @@ OpDifference find_corruption(const OpLine& theirs, const GroupConfig& config) {
   if (!config.push && theirs.path == Path::push) return beyond("path", theirs.path, 2);
   if (!config.bsp && theirs.path == Path::bsp) return beyond("path", theirs.path, 2);
   if (theirs.contiguous > 1) return beyond("contiguous", theirs.contiguous, 1);
-  if (theirs.marks > 1) return beyond("marks", theirs.marks, 1);
+  if (theirs.spare != 0) return beyond("spare bits", theirs.spare, 0);
   if (theirs.alignment < 1 || theirs.alignment > kMaxAlignment) {
     return beyond("alignment", theirs.alignment, kMaxAlignment);
   }

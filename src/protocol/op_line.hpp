@@ -19,10 +19,11 @@ struct OpLine {
   std::uint64_t origin = 0;  // epoch of the dispatch whose routing this one repeats; else its own
   std::uint32_t view = 0;    // membership
   std::uint32_t map_version = 0;
-  std::uint32_t layer = 0;
   std::uint32_t round = 0;
-  std::uint32_t hidden = 0;
-  std::uint32_t tokens = 0;  // may differ between ranks, at most max_tokens
+  std::uint16_t layer = 0;
+  std::uint16_t payload_bytes = 0;  // behind each row, with what aligns them
+  std::uint32_t hidden = 0;         // of a combine: of the outputs
+  std::uint32_t tokens = 0;         // may differ between ranks, at most max_tokens
   OpKind kind = OpKind::none;
   DType dtype = DType::bf16;
   Layout layout = Layout::rank_major;
@@ -32,9 +33,12 @@ struct OpLine {
   // A rank's own affair, which its peers go by.
   Path path = Path::pull;  // of its rows: push = into inboxes; bsp and allgather must agree
   std::uint8_t contiguous = 0;
-  std::uint16_t alignment = 1;  // expert_major
-  std::uint8_t marks = 0;       // 1 = some of my rows are announced by `sent`
-  std::uint8_t reserved = 0;
+  std::uint16_t alignment = 1;      // expert_major
+  std::uint8_t marks : 1 = 0;       // 1 = some of my rows are announced by `sent`
+  std::uint8_t unweighted : 1 = 0;  // combine: plain sums
+  std::uint8_t more : 1 = 0;        // a layer: I have tokens for another round
+  std::uint8_t spare : 5 = 0;
+  Quant quant = Quant::none;
   std::uint32_t capacity = 0;  // expert_padded
 };
 static_assert(sizeof(OpLine) == 64, "one cache line");

@@ -25,3 +25,9 @@ check --ranks 2 --tokens 300 --hidden 512 --routing zipf:1.2 --lanes 2 --layout 
 check --ranks 3 --tokens 250,0,90 --hidden 512 --topk 3 --experts 7 --lanes 3 \
   --compare push@expert_major,bsp@expert_major,push@rank_major,allgather@rank_major
 check --ranks 4 --tokens 16 --hidden 64 --routing hot:4 --slots 4 --max-tokens 40
+# Quantised rows, and layers in rounds.
+for quant in fp8 fp8_pow2 fp8_ue8m0 int8 mxfp8; do
+  check "${odd[@]}" --quant "$quant" --compare read@rank_major,push@rank_major,pull@expert_major,push@expert_major
+done
+check "${odd[@]}" --max-tokens 4 --compare read@rank_major,push@expert_major,pull@expert_padded
+check "${odd[@]}" --max-tokens 8 --quant int8 --path push

@@ -27,7 +27,9 @@ refuses "read needs layout rank_major" bench --path read --layout expert_major
 refuses "hot" bench --topk 8 --routing hot:3
 refuses "nowhere" bench --routing file:nowhere
 refuses "qwen3-30b-decode" bench --preset qwen
-refuses "--max-tokens is 3" bench --tokens 4 --max-tokens 3
+refuses "--max-tokens 3 with --tokens 4 runs in rounds" bench --tokens 4 --max-tokens 3 --lanes 2
+refuses "--quant: 'fp4'" bench --quant fp4
+refuses "--activations in-place excludes --quant" bench --quant fp8 --activations in-place
 refuses "exclude" bench --ranks 2 --compare-ranks 2,4
 refuses "--path and --ablate exclude" bench --ablate --path push
 refuses "--compare and --ablate exclude" bench --ablate --compare bsp@expert_major

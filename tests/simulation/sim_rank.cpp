@@ -22,9 +22,15 @@ constexpr auto index(std::int64_t i) { return static_cast<std::size_t>(i); }
 constexpr std::byte kPoison{0xff};  // a NaN in every type
 constexpr sim::Time kPatience = 5'000 * kMicrosecond;
 
-Rows dense(std::vector<std::byte>& memory, std::int64_t rows, const Problem& problem) {
-  memory.assign(index(rows * problem.hidden) * size_of(problem.dtype), kPoison);
-  return {memory.data(), rows, problem.hidden, problem.dtype};
+Rows dense(std::vector<std::byte>& memory, const Rows& shape) {
+  Rows rows = shape;
+  memory.assign(index(rows.num_rows * rows.row_bytes()), kPoison);
+  rows.data = memory.data();
+  return rows;
+}
+
+Rows outputs(std::int64_t num_rows, const Problem& problem) {
+  return {nullptr, num_rows, problem.output_hidden(), problem.output_dtype()};
 }
 
 Ranks bit(int rank) { return Ranks().set(index(rank)); }
@@ -154,7 +160,8 @@ DispatchOptions SimRank::options_of(int number) const {
   if (is_culprit(number) && setup_.culprit.alteration == Alteration::layout) {
     const bool rank_major = options.layout == Layout::rank_major;
     options = {.layout = rank_major ? Layout::expert_major : Layout::rank_major,
-               .path = Path::pull};
+               .path = Path::pull,
+               .quant = options.quant};
   }
   return resolve(options, group_of(setup_), {}).options;
 }
@@ -172,13 +179,13 @@ bool SimRank::start_dispatch(int number) {
   if (placed && op.cached >= 0) {
     const HandleState& cached = *handles_[index(op.cached)];
     possible = cached.kind != OpKind::dispatch || !is_busy(cached);
-    if (possible) status = engine_->start_cached_dispatch(progress(number).x, cached, h);
+    if (possible) status = engine_->start_cached_dispatch(input_of(number), cached, h);
   } else if (placed) {
     const RoutingView routing{.topk_idx = in.topk_idx,
                               .topk_weights = in.topk_weights,
                               .num_tokens = static_cast<std::uint32_t>(in.tokens),
                               .topk = op.problem.topk};
-    status = engine_->start_dispatch(progress(number).x, routing, options_of(number), h);
+    status = engine_->start_dispatch(input_of(number), routing, options_of(number), h);
   }
   crew_->let_out();
   if (!possible || !accept(number, "start_dispatch", status)) return false;
@@ -207,6 +214,16 @@ void SimRank::spoil_record(const HandleState& h) {
   note(-1, "spoils its record");
 }
 
+Input SimRank::input_of(int number) {
+  Progress& p = progress(number);
+  const std::vector<int>& bytes = operation(number).problem.payloads;
+  p.payloads.clear();
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    p.payloads.push_back({"payload", input(number).payloads[i].data(), bytes[i]});
+  }
+  return {p.x, p.payloads};
+}
+
 bool SimRank::place_x(int number) {
   Progress& p = progress(number);
   const Problem& problem = operation(number).problem;
@@ -218,7 +235,7 @@ bool SimRank::place_x(int number) {
     if (!accept(number, "input", status)) return false;
     p.x = x;
   } else {
-    p.x = dense(p.x_memory, in.tokens, problem);
+    p.x = dense(p.x_memory, {nullptr, in.tokens, problem.hidden, problem.dtype});
   }
   const auto row_bytes = index(p.x.row_bytes());
   for (std::int64_t i = 0; i < in.tokens; ++i) {
@@ -227,6 +244,7 @@ bool SimRank::place_x(int number) {
   if (is_culprit(number) && setup_.culprit.alteration == Alteration::dtype) {
     p.x.dtype = problem.dtype == DType::bf16 ? DType::fp16 : DType::bf16;
     if (problem.dtype == DType::fp32) p.x.hidden *= 2;
+    if (problem.dtype == DType::u8) p.x.hidden /= 2;
   }
   return true;
 }
@@ -258,13 +276,15 @@ bool SimRank::start_combine(int number) {
   const Problem& problem = operation(number).problem;
   check_received(number);
   const bool own_y = local(number).own_y;
-  const Rows y = own_y ? dense(p.y_memory, h.output.num_rows, problem) : h.output;
+  const Rows y = own_y ? dense(p.y_memory, outputs(h.output.num_rows, problem)) : h.output;
   Problem shown = problem;
   shown.sources = ranks_of(h.sources);
   shown.layout = h.received.layout;  // of a caller's error, too
   run_experts(h.received, shown, rank_, local(number).options.weighting, y);
-  p.out = dense(p.out_memory, input(number).tokens, problem);
+  p.out = dense(p.out_memory, outputs(input(number).tokens, problem));
   CombineArgs args{.out = p.out};
+  args.unweighted = problem.unweighted;
+  args.added = added_rows(problem, rank_);
   if (own_y) args.y = y;
   crew_->call_in();
   const Status status = engine_->start_combine(h, args);

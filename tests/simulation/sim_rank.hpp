@@ -48,6 +48,7 @@ class SimRank {
   struct Progress {
     Stage stage = Stage::idle;
     Rows x;
+    std::vector<Payload> payloads;
     std::vector<std::byte> x_memory, y_memory, out_memory;
     Rows y, out;
     Outcome outcome;
@@ -59,6 +60,7 @@ class SimRank {
   bool start_dispatch(int number);
   void spoil_record(const HandleState& handle);
   DispatchOptions options_of(int number) const;
+  Input input_of(int number);
   bool end(int number);
   bool start_combine(int number);
   void release(int number);

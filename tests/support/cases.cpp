@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "support/numbers.hpp"
+
 namespace ubep::test {
 namespace {
 
@@ -120,6 +122,70 @@ LocalChoice choose_local(const Operation& operation, bool push, Random& random) 
   return local;
 }
 
+// What rows that are encoded on their way, and outputs of another shape, do not go with.
+void suit_records(Operation& operation) {
+  const Problem& problem = operation.problem;
+  for (LocalChoice& local : operation.local) {
+    local.options.quant = problem.quant;
+    if (!problem.is_plain()) local.input = local.options.in_place = false;
+    if (problem.own_output) local.options.in_place = false;
+    if (problem.own_output) local.own_y = true;
+  }
+}
+
+// Drawn apart, as protocols are: what travels, and what comes back.
+void choose_records(Case& c, Operation& operation, Random& random) {
+  Problem& problem = operation.problem;
+  if (operation.origin >= 0) {  // a repeated routing repeats its form, too
+    const Problem& origin = c.operations[index(operation.origin)].problem;
+    problem.quant = origin.quant;
+    problem.payloads = origin.payloads;
+    problem.dtype = origin.dtype;
+    problem.hidden = origin.hidden;
+  } else if (random.one_in(3)) {
+    const auto width = static_cast<int>(size_of(problem.dtype));
+    if (random.one_in(4)) {  // encoded by the caller: the same bytes
+      problem.dtype = DType::u8;
+      problem.hidden *= width;
+    } else if (!random.one_in(3)) {
+      problem.quant = static_cast<Quant>(random.between(1, 5));
+    }
+    for (int n = random.below(3); n > 0; --n) problem.payloads.push_back(random.between(1, 40));
+  }
+  problem.own_output = problem.dtype == DType::u8 || random.one_in(5);
+  const auto largest_row = c.options.max_hidden * static_cast<int>(size_of(c.options.max_dtype));
+  problem.out_dtype = random.pick<DType>({DType::bf16, DType::fp16, DType::fp32});
+  if (static_cast<int>(size_of(problem.out_dtype)) > largest_row) {
+    problem.out_dtype = c.options.max_dtype;
+  }
+  problem.out_hidden =
+      random.between(1, largest_row / static_cast<int>(size_of(problem.out_dtype)));
+  problem.unweighted = random.one_in(5);
+  problem.added = random.one_in(4) ? random.between(1, 2) : 0;
+  int bytes = 0;
+  for (const int payload : problem.payloads) bytes += (payload + 7) / 8 * 8;
+  c.options.max_payload = std::max(c.options.max_payload, bytes);
+  for (RankInput& input : problem.ranks) {
+    input.added.clear();
+    for (int i = 0; i < problem.added; ++i) {
+      const std::size_t width = size_of(problem.output_dtype());
+      std::vector<std::byte> data(index(input.tokens * problem.output_hidden()) * width);
+      for (std::size_t at = 0; at < data.size(); at += width) {
+        const float value = static_cast<float>(random.below(4001) - 2000) / 64;
+        store_bits(problem.output_dtype(), round_to(problem.output_dtype(), value), &data[at]);
+      }
+      input.added.push_back(std::move(data));
+    }
+    input.payloads.clear();
+    for (const int payload : problem.payloads) {
+      std::vector<std::byte> data(index(input.tokens * payload));
+      for (std::byte& byte : data) byte = static_cast<std::byte>(random.below(256));
+      input.payloads.push_back(std::move(data));
+    }
+  }
+  suit_records(operation);
+}
+
 // Every rank's own affairs; most often all ranks do the same thing in their own way. Options of a
 // repeated routing are those of its origin.
 void choose_locals(Case& c, int number, std::uint64_t seed) {
@@ -140,6 +206,7 @@ void choose_locals(Case& c, int number, std::uint64_t seed) {
     local.own_y = local.own_y && !local.options.in_place;
     operation.local.push_back(local);
   }
+  suit_records(operation);
 }
 
 // expert_padded: room for the fullest expert, most often with some to spare.
@@ -273,7 +340,21 @@ Case make_case(std::uint64_t seed, const CaseLimits& limits) {
     c.options.protocol = static_cast<Protocol>(apart.between(1, 7));
     if (c.options.protocol == Protocol::checksum) c.options.checksum_rows = apart.below(5);
   }
+  for (std::size_t i = 0; i < c.operations.size(); ++i) {
+    Random records(seed, 43, i);
+    choose_records(c, c.operations[i], records);
+  }
   return c;
+}
+
+std::array<ConstRows, 2> added_rows(const Problem& problem, int rank) {
+  std::array<ConstRows, 2> rows;
+  const RankInput& input = problem.ranks[index(rank)];
+  for (std::size_t i = 0; i < input.added.size(); ++i) {
+    rows[i] = {input.added[i].data(), input.tokens, problem.output_hidden(),
+               problem.output_dtype()};
+  }
+  return rows;
 }
 
 void vary(Case& c, std::uint64_t seed) {

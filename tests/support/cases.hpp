@@ -5,6 +5,7 @@
 //   std::string error = run_case(c, RankKind::threads).error;       // case_runner.hpp
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -71,6 +72,9 @@ struct CaseLimits {
   int max_elements = 1 << 20;  // of one rank's tokens
   bool draws_protocol = true;  // of pushed rows
 };
+
+// What a rank adds to the sums of an operation.
+std::array<ConstRows, 2> added_rows(const Problem& problem, int rank);
 
 Case make_case(std::uint64_t seed, const CaseLimits& limits);
 // Draws again what results must not depend on: paths, stores, lanes, buffers, order of completion.

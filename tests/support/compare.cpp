@@ -78,7 +78,13 @@ std::string compare_rows(const Received& got, const ExpectedReceived& want) {
     return compare_number("row_table size", static_cast<std::int64_t>(got.row_table.size()),
                           got.num_rows);
   }
-  const RowShape shape{got.dtype, got.hidden};
+  // Records are compared byte by byte.
+  const bool plain = got.quant == Quant::none && got.payloads.empty();
+  const RowShape shape = plain ? RowShape{got.dtype, got.hidden}
+                               : RowShape{DType::u8, static_cast<int>(want.row_bytes)};
+  if (index(got.row_bytes) != want.row_bytes) {
+    return compare_number("row_bytes", got.row_bytes, static_cast<std::int64_t>(want.row_bytes));
+  }
   for (std::int64_t i = 0; i < got.num_rows; ++i) {
     if (!want.undefined.empty() && want.undefined[index(i)]) continue;
     const std::string difference =
@@ -98,6 +104,16 @@ std::string compare_shape(const Received& got, const Problem& problem) {
   if (difference.empty()) {
     difference =
         compare_number("layout", static_cast<int>(got.layout), static_cast<int>(problem.layout));
+  }
+  if (difference.empty()) {
+    difference =
+        compare_number("quant", static_cast<int>(got.quant), static_cast<int>(problem.quant));
+  }
+  if (difference.empty()) {
+    difference = compare_number("payloads", std::ssize(got.payloads), std::ssize(problem.payloads));
+  }
+  for (std::size_t i = 0; difference.empty() && i < problem.payloads.size(); ++i) {
+    difference = compare_number("bytes of a payload", got.payloads[i].bytes, problem.payloads[i]);
   }
   std::uint64_t sources = 0;  // of the first 64 ranks
   for (std::size_t q = 0; q < std::min<std::size_t>(problem.ranks.size(), 64); ++q) {
@@ -125,7 +141,6 @@ std::string compare_mapped_token(const Received& got, const Problem& problem,
   const std::int64_t max_tokens =
       static_cast<std::int64_t>(got.mapped_idx.size()) / problem.num_ranks() / problem.topk;
   const std::int64_t token = place - source * max_tokens;
-  const RowShape shape{problem.dtype, problem.hidden};
   bool meant = false;
   for (int k = 0; k < problem.topk; ++k) {
     std::int32_t local = -1;
@@ -151,10 +166,21 @@ std::string compare_mapped_token(const Received& got, const Problem& problem,
   if (!meant) return "";
   const std::byte* row =
       got.mapped + source * got.mapped_rank_stride_bytes + token * got.stride_bytes;
-  return compare_row(shape, row, input.x.data() + index(token) * shape.bytes());
+  const std::vector<std::byte> record = record_of(problem, source, token);
+  const RowShape shape = problem.is_plain() ? RowShape{problem.dtype, problem.hidden}
+                                            : RowShape{DType::u8, static_cast<int>(record.size())};
+  return compare_row(shape, row, record.data());
 }
 
 }  // namespace
+
+std::string compare_row_weights(std::span<const float> got, const ExpectedReceived& want) {
+  return compare_list("row_weights", got, want.row_weights);
+}
+
+std::string compare_row_choices(std::span<const std::int32_t> got, const ExpectedReceived& want) {
+  return compare_list("row_choices", got, want.row_choices);
+}
 
 std::string compare_received(const Received& got, const ExpectedReceived& want,
                              const Problem& problem) {

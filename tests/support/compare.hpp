@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,10 @@
 
 namespace ubep::test {
 
+// Handle::row_weights() of an expert layout.
+std::string compare_row_weights(std::span<const float> got, const ExpectedReceived& want);
+// Handle::row_choices() of a layout with a row per choice.
+std::string compare_row_choices(std::span<const std::int32_t> got, const ExpectedReceived& want);
 std::string compare_received(const Received& got, const ExpectedReceived& want,
                              const Problem& problem);
 // Received::mapped and its lists: all peers' tokens as one tensor, as `rank` sees them.

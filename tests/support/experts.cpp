@@ -8,7 +8,8 @@ namespace {
 constexpr auto index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 Expert expert_of(const Problem& problem) {
-  return {problem.function, problem.dtype, problem.hidden};
+  return {problem.function, problem.dtype, problem.hidden, problem.output_dtype(),
+          problem.output_hidden()};
 }
 
 // One output row per choice: no weights, no sums.
@@ -19,7 +20,8 @@ void run_by_expert(const Received& received, const Problem& problem,
     for (std::int32_t j = 0; j < received.expert_counts[e]; ++j) {
       const std::int64_t place = received.expert_offsets[e] + j;
       const std::int64_t row = indirect ? received.expert_rows[index(place)] : place;
-      expert_of(problem).apply(experts[e], received.row(row), y.row(place));
+      const std::vector<std::byte> x = values_of(problem, received.row(row));
+      expert_of(problem).apply(experts[e], x.data(), y.row(place));
     }
   }
 }
@@ -36,12 +38,13 @@ void run_experts(const Received& received, const Problem& problem, int rank, Wei
   const Expert expert = expert_of(problem);
   const std::int64_t choices = problem.topk1 ? 1 : problem.topk;
   for (std::int64_t i = 0; i < received.num_rows; ++i) {
-    std::vector<float> sum(index(problem.hidden), 0.0F);
+    std::vector<float> sum(index(problem.output_hidden()), 0.0F);
+    const std::vector<std::byte> x = values_of(problem, received.row(i));
     for (std::int64_t choice = i * choices; choice < (i + 1) * choices; ++choice) {
       const std::int32_t local = received.topk_idx[index(choice)];
       if (local < 0) continue;
-      expert.accumulate(experts[index(local)], received.topk_weights[index(choice)],
-                        received.row(i), sum.data());
+      const float weight = problem.unweighted ? 1.0F : received.topk_weights[index(choice)];
+      expert.accumulate(experts[index(local)], weight, x.data(), sum.data());
     }
     expert.round(sum.data(), y.row(i));
   }

@@ -61,6 +61,7 @@ Bits load_bits(DType dtype, const std::byte* element) {
     std::memcpy(&bits, element, 4);
     return bits;
   }
+  if (dtype == DType::u8) return std::to_integer<Bits>(*element);
   std::uint16_t bits = 0;
   std::memcpy(&bits, element, 2);
   return bits;
@@ -81,6 +82,8 @@ float to_float(DType dtype, Bits bits) {
       return std::bit_cast<float>(bits << 16);
     case DType::fp16:
       return from_fp16(bits);
+    case DType::u8:
+      return static_cast<float>(bits);
     case DType::fp32:
       break;
   }
@@ -94,6 +97,7 @@ Bits round_to(DType dtype, float value) {
     case DType::fp16:
       return round_to_fp16(value);
     case DType::fp32:
+    case DType::u8:
       break;
   }
   return bits_of(value);
@@ -105,6 +109,8 @@ bool is_nan(DType dtype, Bits bits) {
       return (bits & 0x7fff) > 0x7f80;
     case DType::fp16:
       return (bits & 0x7fff) > 0x7c00;
+    case DType::u8:
+      return false;
     case DType::fp32:
       break;
   }
@@ -124,5 +130,6 @@ std::string describe(DType dtype, Bits bits) {
 
 [[gnu::noinline]] float multiply(float a, float b) { return a * b; }
 [[gnu::noinline]] float add(float a, float b) { return a + b; }
+[[gnu::noinline]] float divide(float a, float b) { return a / b; }
 
 }  // namespace ubep::test

@@ -30,5 +30,6 @@ std::string describe(DType dtype, Bits bits);
 // One rounding each, whatever the compiler's flags: never one fused multiply-add.
 float multiply(float a, float b);
 float add(float a, float b);
+float divide(float a, float b);
 
 }  // namespace ubep::test

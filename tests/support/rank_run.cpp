@@ -18,17 +18,17 @@ constexpr std::chrono::seconds kPatience{40};
 // A matrix in the caller's memory: `shift` elements, then rows `gap` elements apart.
 struct Tensor {
   std::int64_t num_rows = 0;
-  const Problem& problem;
+  std::int64_t hidden = 0;
+  DType dtype = DType::bf16;
   int gap = 0;
   int shift = 0;
 
   Rows in(std::vector<std::byte>& memory) const {
-    const std::int64_t width = static_cast<std::int64_t>(size_of(problem.dtype));
-    const std::int64_t stride = (problem.hidden + gap) * width;
-    const std::int64_t last = num_rows == 0 ? 0 : (num_rows - 1) * stride + problem.hidden * width;
+    const std::int64_t width = static_cast<std::int64_t>(size_of(dtype));
+    const std::int64_t stride = (hidden + gap) * width;
+    const std::int64_t last = num_rows == 0 ? 0 : (num_rows - 1) * stride + hidden * width;
     memory.assign(index(shift * width + last), kPoison);
-    return {memory.data() + shift * width, num_rows, problem.hidden, problem.dtype,
-            gap == 0 ? 0 : stride};
+    return {memory.data() + shift * width, num_rows, hidden, dtype, gap == 0 ? 0 : stride};
   }
 };
 
@@ -79,7 +79,7 @@ void RankRun::start_dispatch(int number) {
   const RankInput& in = input(number);
   const Routing routing{in.topk_idx, in.topk_weights, op.problem.topk};
   const DispatchOptions& options = local(number).options;
-  const ConstRows x = place_x(number);
+  const Input x = place_input(number);
   if (local(number).drive == Drive::call) {
     require(number, "dispatch",
             op.cached < 0 ? comm_->dispatch(x, routing, options, handle)
@@ -98,7 +98,7 @@ void RankRun::finish_dispatch(int number) {
   finish(number);
   stages_[index(number)] = Stage::received;
   const Operation& op = operation(number);
-  const Handle& handle = handle_of(number);
+  Handle& handle = handle_of(number);
   const Received& received = handle.received();
   if (handle.epoch() != static_cast<std::uint64_t>(number) + 1) {
     fail(number, "epoch: got " + std::to_string(handle.epoch()));
@@ -106,6 +106,12 @@ void RankRun::finish_dispatch(int number) {
   std::string difference = compare_received(received, op.received[index(rank_)], op.problem);
   if (difference.empty() && local(number).options.mapped_view) {
     difference = compare_mapped(received, op.problem, rank_, case_.options.max_tokens);
+  }
+  if (difference.empty() && is_by_expert(received.layout)) {
+    difference = compare_row_weights(handle.row_weights(), op.received[index(rank_)]);
+  }
+  if (difference.empty() && (is_by_expert(received.layout) || local(number).options.topk1)) {
+    difference = compare_row_choices(handle.row_choices(), op.received[index(rank_)]);
   }
   if (!difference.empty()) fail(number, difference);
 }
@@ -124,6 +130,8 @@ void RankRun::end(int number) {
   run_experts(handle.received(), operation(number).problem, rank_, local(number).options.weighting,
               y);
   CombineArgs args{.out = place_out(number)};
+  args.unweighted = operation(number).problem.unweighted;
+  args.added = added_rows(operation(number).problem, rank_);
   if (local(number).own_y) args.y = y;
   if (local(number).drive == Drive::call) {
     require(number, "combine", comm_->combine(handle, args));
@@ -191,7 +199,8 @@ ConstRows RankRun::place_x(int number) {
       fail(number, "input(): another shape than asked for");
     }
   } else {
-    const Tensor tensor{in.tokens, op.problem, local(number).x_gap, local(number).shift};
+    const Tensor tensor{in.tokens, op.problem.hidden, op.problem.dtype, local(number).x_gap,
+                        local(number).shift};
     x = tensor.in(buffers_[index(number)].x);
   }
   const std::size_t row_bytes = index(x.row_bytes());
@@ -201,10 +210,23 @@ ConstRows RankRun::place_x(int number) {
   return x;
 }
 
+Input RankRun::place_input(int number) {
+  const Problem& problem = operation(number).problem;
+  std::vector<Payload>& payloads = buffers_[index(number)].payloads;
+  payloads.clear();
+  for (std::size_t i = 0; i < problem.payloads.size(); ++i) {
+    const std::byte* data = input(number).payloads[i].data();
+    // A vector without elements may have no address.
+    payloads.push_back({i == 0 ? "first" : "second", data, problem.payloads[i]});
+  }
+  return {place_x(number), payloads};
+}
+
 Rows RankRun::place_out(int number) {
   const LocalChoice& choice = local(number);
-  const Tensor tensor{input(number).tokens, operation(number).problem, choice.out_gap,
-                      choice.shift};
+  const Problem& problem = operation(number).problem;
+  const Tensor tensor{input(number).tokens, problem.output_hidden(), problem.output_dtype(),
+                      choice.out_gap, choice.shift};
   Buffers& buffers = buffers_[index(number)];
   buffers.out_rows = tensor.in(buffers.out);
   return buffers.out_rows;
@@ -216,7 +238,8 @@ Rows RankRun::place_y(int number) {
   const bool owner = choice.options.weighting == Weighting::owner;
   const std::int64_t num_rows = owner ? std::ssize(received.expert_rows) : received.num_rows;
   if (choice.own_y) {
-    const Tensor tensor{num_rows, operation(number).problem, choice.y_gap, 0};
+    const Problem& problem = operation(number).problem;
+    const Tensor tensor{num_rows, problem.output_hidden(), problem.output_dtype(), choice.y_gap, 0};
     return tensor.in(buffers_[index(number)].y);
   }
   const Rows y = handle_of(number).expert_output();

@@ -30,6 +30,7 @@ class RankRun {
   // Caller's memory of one operation; it must live until the operation's lease has ended.
   struct Buffers {
     std::vector<std::byte> x;
+    std::vector<Payload> payloads;
     std::vector<std::byte> y;
     std::vector<std::byte> out;
     Rows out_rows;
@@ -43,6 +44,7 @@ class RankRun {
   void finish(int number);
 
   ConstRows place_x(int number);
+  Input place_input(int number);
   Rows place_out(int number);
   Rows place_y(int number);
   void check_gaps(int number);

@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "support/numbers.hpp"
+#include "support/row_codec_reference.hpp"
 
 namespace ubep::test {
 namespace {
@@ -22,6 +23,18 @@ struct Arrival {
 const std::byte* token_row(const Problem& problem, int source, std::int64_t token) {
   const std::size_t row_bytes = index(problem.hidden) * size_of(problem.dtype);
   return problem.ranks[index(source)].x.data() + index(token) * row_bytes;
+}
+
+// By the same rules as record_of(), for a rank that may have no token.
+std::size_t record_bytes_of(const Problem& problem) {
+  const auto hidden = index(problem.hidden);
+  std::size_t bytes = hidden * size_of(problem.dtype);
+  if (problem.quant != Quant::none) {
+    const std::vector<std::byte> zeros(bytes);
+    bytes = reference_encode(problem.quant, problem.dtype, zeros.data(), hidden).size();
+  }
+  for (const int payload : problem.payloads) bytes = (bytes + 7) / 8 * 8 + index(payload);
+  return bytes;
 }
 
 std::int32_t chosen(const Problem& problem, int source, std::int64_t token, int k) {
@@ -54,9 +67,9 @@ std::vector<Arrival> arrivals_of(const Problem& problem, int rank, bool all = fa
 }
 
 void append_row(const Problem& problem, const Arrival& arrival, ExpectedReceived& expected) {
-  const std::byte* x = token_row(problem, arrival.source, arrival.token);
-  const std::size_t row_bytes = index(problem.hidden) * size_of(problem.dtype);
-  expected.rows.insert(expected.rows.end(), x, x + row_bytes);
+  const std::vector<std::byte> record = record_of(problem, arrival.source, arrival.token);
+  const std::size_t row_bytes = record.size();
+  expected.rows.insert(expected.rows.end(), record.begin(), record.end());
   if (problem.zeroed[index(arrival.source)])
     std::fill(expected.rows.end() - static_cast<std::ptrdiff_t>(row_bytes), expected.rows.end(),
               std::byte{0});
@@ -111,6 +124,7 @@ ExpectedReceived receive_topk1(const Problem& problem, int rank) {
     ++expected.src_counts[index(arrival.source)];
     expected.topk_idx.push_back(arrival.local);
     expected.topk_weights.push_back(arrival.weight);
+    expected.row_choices.push_back(arrival.k);
   }
   list_expert_rows(pairs, experts_of(problem, rank).size(), expected);
   return expected;
@@ -122,7 +136,7 @@ ExpectedReceived receive_by_expert(const Problem& problem, int rank) {
   std::sort(arrivals.begin(), arrivals.end(), [](const Arrival& a, const Arrival& b) {
     return std::tie(a.local, a.source, a.token, a.k) < std::tie(b.local, b.source, b.token, b.k);
   });
-  const std::size_t row_bytes = index(problem.hidden) * size_of(problem.dtype);
+  const std::size_t row_bytes = record_bytes_of(problem);
   const std::size_t num_local = experts_of(problem, rank).size();
   std::size_t next = 0;
   for (std::size_t e = 0; e < num_local; ++e) {
@@ -130,6 +144,8 @@ ExpectedReceived receive_by_expert(const Problem& problem, int rank) {
     expected.expert_counts.push_back(0);
     for (; next < arrivals.size() && index(arrivals[next].local) == e; ++next) {
       append_row(problem, arrivals[next], expected);
+      expected.row_weights.push_back(arrivals[next].weight);
+      expected.row_choices.push_back(arrivals[next].k);
       ++expected.expert_counts.back();
     }
     const bool padded = problem.layout == Layout::expert_padded;
@@ -138,6 +154,8 @@ ExpectedReceived receive_by_expert(const Problem& problem, int rank) {
                   : expected.num_rows % problem.expert_alignment != 0) {
       expected.rows.resize(expected.rows.size() + row_bytes, std::byte{0});
       expected.undefined.push_back(padded);
+      expected.row_weights.push_back(0);
+      expected.row_choices.push_back(-1);
       ++expected.num_rows;
     }
   }
@@ -146,7 +164,8 @@ ExpectedReceived receive_by_expert(const Problem& problem, int rank) {
 }
 
 Expert expert_of(const Problem& problem) {
-  return {problem.function, problem.dtype, problem.hidden};
+  return {problem.function, problem.dtype, problem.hidden, problem.output_dtype(),
+          problem.output_hidden()};
 }
 
 // Adds weight * y of the chosen experts of one token to `sum`, k ascending. Only experts of
@@ -157,11 +176,13 @@ struct TokenSum {
   int rank;
 
   void add(std::int64_t token, int owner, std::vector<float>& sum) const {
-    const std::byte* x = token_row(problem, rank, token);
+    const std::vector<std::byte> values =
+        values_of(problem, record_of(problem, rank, token).data());
+    const std::byte* x = values.data();
     for (int k = 0; k < problem.topk; ++k) {
       const std::int32_t id = chosen(problem, rank, token, k);
       if (id < 0 || (owner >= 0 && owners[index(id)] != owner)) continue;
-      const float weight = weight_of(problem, rank, token, k);
+      const float weight = problem.unweighted ? 1.0F : weight_of(problem, rank, token, k);
       if (problem.topk1) {
         add_rounded(id, weight, x, sum);
       } else {
@@ -176,8 +197,8 @@ struct TokenSum {
     std::vector<float> product(sum.size(), 0.0F);
     expert_of(problem).accumulate(id, weight, x, product.data());
     for (std::size_t h = 0; h < sum.size(); ++h) {
-      const Bits row = round_to(problem.dtype, product[h]);
-      sum[h] = test::add(sum[h], to_float(problem.dtype, row));
+      const Bits row = round_to(problem.output_dtype(), product[h]);
+      sum[h] = test::add(sum[h], to_float(problem.output_dtype(), row));
     }
   }
 };
@@ -185,11 +206,11 @@ struct TokenSum {
 // What one rank contributes to a token: in rank_major its row is rounded before it is added.
 std::vector<float> partial_sum(const TokenSum& token_sum, std::int64_t token, int owner) {
   const Problem& problem = token_sum.problem;
-  std::vector<float> partial(index(problem.hidden), 0.0F);
+  std::vector<float> partial(index(problem.output_hidden()), 0.0F);
   token_sum.add(token, owner, partial);
   if (problem.layout == Layout::rank_major && !problem.topk1) {
     for (float& value : partial) {
-      value = to_float(problem.dtype, round_to(problem.dtype, value));
+      value = to_float(problem.output_dtype(), round_to(problem.output_dtype(), value));
     }
   }
   return partial;
@@ -221,20 +242,51 @@ std::vector<std::int32_t> experts_of(const Problem& problem, int rank) {
   return experts;
 }
 
+std::vector<std::byte> record_of(const Problem& problem, int source, std::int64_t token) {
+  const std::byte* x = token_row(problem, source, token);
+  const auto hidden = index(problem.hidden);
+  std::vector<std::byte> record(x, x + hidden * size_of(problem.dtype));
+  if (problem.quant != Quant::none) {
+    record = reference_encode(problem.quant, problem.dtype, x, hidden);
+  }
+  for (std::size_t i = 0; i < problem.payloads.size(); ++i) {
+    const std::size_t bytes = index(problem.payloads[i]);
+    const std::byte* from = problem.ranks[index(source)].payloads[i].data() + index(token) * bytes;
+    record.resize((record.size() + 7) / 8 * 8, std::byte{0});
+    record.insert(record.end(), from, from + bytes);
+  }
+  return record;
+}
+
+std::vector<std::byte> values_of(const Problem& problem, const std::byte* record) {
+  const auto hidden = index(problem.hidden);
+  const std::size_t width = size_of(problem.dtype);
+  if (problem.quant == Quant::none) return {record, record + hidden * width};
+  const std::vector<float> numbers = reference_decode(problem.quant, record, hidden);
+  std::vector<std::byte> values(hidden * width);
+  for (std::size_t h = 0; h < hidden; ++h) {
+    store_bits(problem.dtype, round_to(problem.dtype, numbers[h]), values.data() + h * width);
+  }
+  return values;
+}
+
 ExpectedReceived expected_received(const Problem& problem, int rank) {
-  if (problem.layout != Layout::rank_major) return receive_by_expert(problem, rank);
-  if (problem.topk1) return receive_topk1(problem, rank);
-  return receive_rank_major(problem, rank);
+  ExpectedReceived expected = problem.layout != Layout::rank_major
+                                  ? receive_by_expert(problem, rank)
+                              : problem.topk1 ? receive_topk1(problem, rank)
+                                              : receive_rank_major(problem, rank);
+  expected.row_bytes = record_bytes_of(problem);
+  return expected;
 }
 
 std::vector<std::byte> expected_out(const Problem& problem, int rank) {
   const std::vector<std::int32_t> owners = owners_of(problem);
   const TokenSum token_sum{problem, owners, rank};
-  const std::size_t row_bytes = index(problem.hidden) * size_of(problem.dtype);
+  const std::size_t row_bytes = index(problem.output_hidden()) * size_of(problem.output_dtype());
   const std::int64_t tokens = problem.ranks[index(rank)].tokens;
   std::vector<std::byte> out(index(tokens) * row_bytes);
   for (std::int64_t token = 0; token < tokens; ++token) {
-    std::vector<float> sum(index(problem.hidden), 0.0F);
+    std::vector<float> sum(index(problem.output_hidden()), 0.0F);
     if (!sums_per_rank(problem)) {
       token_sum.add(token, -1, sum);
     } else {
@@ -243,42 +295,49 @@ std::vector<std::byte> expected_out(const Problem& problem, int rank) {
         for (std::size_t h = 0; h < sum.size(); ++h) sum[h] = add(sum[h], partial[h]);
       }
     }
+    for (const std::vector<std::byte>& added : problem.ranks[index(rank)].added) {
+      for (std::size_t h = 0; h < sum.size(); ++h) {
+        const DType dtype = problem.output_dtype();
+        const std::byte* element = added.data() + index(token) * row_bytes + h * size_of(dtype);
+        sum[h] = add(sum[h], to_float(dtype, load_bits(dtype, element)));
+      }
+    }
     expert_of(problem).round(sum.data(), out.data() + index(token) * row_bytes);
   }
   return out;
 }
 
 void Expert::apply(std::int32_t id, const std::byte* x, std::byte* y) const {
-  const std::size_t width = size_of(dtype);
-  for (int h = 0; h < hidden; ++h, x += width, y += width) {
-    const Bits bits = load_bits(dtype, x);
+  for (int h = 0; h < out_hidden; ++h, y += size_of(out_dtype)) {
+    const Bits bits = load_bits(dtype, x + index(h % hidden) * size_of(dtype));
     const float value = to_float(dtype, bits);
+    Bits result = dtype == out_dtype ? bits : round_to(out_dtype, value);
     switch (function) {
       case ExpertFunction::identity:
-        store_bits(dtype, bits, y);
         break;
       case ExpertFunction::scaled:
-        store_bits(dtype, round_to(dtype, multiply(value, static_cast<float>(1 + id % 8) / 8)), y);
+        result = round_to(out_dtype, multiply(value, static_cast<float>(1 + id % 8) / 8));
         break;
       case ExpertFunction::square_plus:
-        store_bits(dtype, round_to(dtype, add(multiply(value, value), static_cast<float>(id))), y);
+        result = round_to(out_dtype, add(multiply(value, value), static_cast<float>(id)));
         break;
     }
+    store_bits(out_dtype, result, y);
   }
 }
 
 void Expert::accumulate(std::int32_t id, float weight, const std::byte* x, float* sum) const {
-  std::vector<std::byte> y(index(hidden) * size_of(dtype));
+  std::vector<std::byte> y(index(out_hidden) * size_of(out_dtype));
   apply(id, x, y.data());
-  for (int h = 0; h < hidden; ++h) {
-    const Bits bits = load_bits(dtype, y.data() + index(h) * size_of(dtype));
-    sum[h] = add(sum[h], multiply(weight, to_float(dtype, bits)));
+  for (int h = 0; h < out_hidden; ++h) {
+    const Bits bits = load_bits(out_dtype, y.data() + index(h) * size_of(out_dtype));
+    sum[h] = add(sum[h], multiply(weight, to_float(out_dtype, bits)));
   }
 }
 
 void Expert::round(const float* sum, std::byte* y) const {
-  for (int h = 0; h < hidden; ++h) {
-    store_bits(dtype, round_to(dtype, sum[h]), y + index(h) * size_of(dtype));
+  for (int h = 0; h < out_hidden; ++h) {
+    store_bits(out_dtype, round_to(out_dtype, sum[h]), y + index(h) * size_of(out_dtype));
   }
 }
 

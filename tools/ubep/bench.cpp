@@ -32,13 +32,19 @@ BenchPlan make_plan(const BenchOptions& options, int ranks, const std::vector<in
       tokens.size() == 1 ? std::vector<int>(static_cast<std::size_t>(ranks), tokens[0]) : tokens;
   const int most = *std::max_element(plan.tokens.begin(), plan.tokens.end());
   plan.max_tokens = options.max_tokens > 0 ? options.max_tokens : most;
-  if (plan.max_tokens < most) {
-    throw InputError(fmt::format("--max-tokens is {}, but --tokens has {}", plan.max_tokens, most));
+  plan.layers = plan.max_tokens < most;
+  const bool waits_alone = options.lanes_list == std::vector<int>{1} && !options.ablate;
+  if (plan.layers && (!waits_alone || options.activations == "in-place")) {
+    throw InputError(
+        fmt::format("--max-tokens {} with --tokens {} runs in rounds, which have one lane, no "
+                    "--ablate and no --activations in-place",
+                    plan.max_tokens, most));
   }
   plan.expert_rank = block_map(options.experts, ranks);
   for (const BenchPath& path : options.paths) {
     for (const bool in_place : {true, false}) {
       if (options.activations == (in_place ? "copied" : "in-place")) continue;
+      if (in_place && plan.layers) continue;
       plan.variants.push_back({path, in_place, options.lanes, options.roles_value});
     }
   }
@@ -146,6 +152,13 @@ Timing timing_of(const std::vector<double>& us, double wire_bytes, double dedup_
   return timing;
 }
 
+double dispatched_row_bytes(const BenchPlan& plan) {
+  const std::int64_t hidden = plan.options.hidden;
+  const Quant quant = plan.options.quant_value;
+  if (quant != Quant::none) return static_cast<double>(quantized_row_bytes(quant, hidden));
+  return static_cast<double>(hidden) * static_cast<double>(size_of(plan.options.dtype_value));
+}
+
 // The path that rank 0 took, why, and how often all ranks copied each row.
 PathResult describe_path(Stage& stage, const BenchPlan& plan, std::size_t v) {
   const BenchVariant& variant = plan.variants[v];
@@ -184,7 +197,9 @@ PathResult describe_path(Stage& stage, const BenchPlan& plan, std::size_t v) {
                          static_cast<int>(notes[BenchNotes::lanes_send]),
                          static_cast<int>(notes[BenchNotes::lanes_receive])};
   }
-  if (bytes > 0) result.copies = Copies{dispatched / bytes, combined / bytes};
+  if (bytes > 0 && !plan.layers) {  // else they are those of the last round
+    result.copies = Copies{dispatched / (rows * dispatched_row_bytes(plan)), combined / bytes};
+  }
   return result;
 }
 
@@ -199,16 +214,18 @@ PathResult path_result(Stage& stage, const BenchPlan& plan, std::size_t v) {
                                                                 : rows.per_rank;
   const double wire = wire_rows * row_bytes;
   const double dedup = rows.per_rank * row_bytes;
+  const double sent = wire_rows * dispatched_row_bytes(plan);
+  const double sent_dedup = rows.per_rank * dispatched_row_bytes(plan);
   Times times(stage, plan, v);
   const auto dispatch = times.between(BenchTimes::dispatch_begin, BenchTimes::dispatch_end, false);
   const auto combine = times.between(BenchTimes::combine_begin, BenchTimes::combine_end, false);
   std::vector<double> round_trip;
   for (std::size_t i = 0; i < dispatch.size(); ++i) round_trip.push_back(dispatch[i] + combine[i]);
-  result.dispatch = timing_of(dispatch, wire, dedup);
+  result.dispatch = timing_of(dispatch, sent, sent_dedup);
   result.combine = timing_of(combine, wire, dedup);
-  result.round_trip = timing_of(round_trip, 2 * wire, 2 * dedup);
+  result.round_trip = timing_of(round_trip, sent + wire, sent_dedup + dedup);
   result.cycle = timing_of(times.between(BenchTimes::cycle_begin, BenchTimes::cycle_end, true),
-                           2 * wire, 2 * dedup);
+                           sent + wire, sent_dedup + dedup);
   return result;
 }
 
@@ -401,6 +418,7 @@ int run_bench(const CLI::App& app, BenchOptions& options) {
                    .topk = options.topk,
                    .experts = options.experts,
                    .dtype = options.dtype,
+                   .quant = options.quant,
                    .routing = options.routing,
                    .lanes = options.lanes_list,
                    .slots = options.slots,

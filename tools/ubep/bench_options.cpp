@@ -100,6 +100,9 @@ void add_bench_options(CLI::App& app, BenchOptions& o) {
   app.add_option("--topk", o.topk, "experts per token, 1..64")->capture_default_str();
   app.add_option("--experts", o.experts, "experts of all ranks")->capture_default_str();
   app.add_option("--dtype", o.dtype, "bf16, fp16 or fp32")->capture_default_str();
+  app.add_option("--quant", o.quant,
+                 "dispatched rows: none, fp8, fp8_pow2, fp8_ue8m0, int8 or mxfp8")
+      ->capture_default_str();
   app.add_option("--layout", o.layout, "rank_major, expert_major or expert_padded")
       ->capture_default_str();
   app.add_option("--path", o.path, "auto, read, pull or push; bsp and allgather, the baselines")
@@ -116,7 +119,8 @@ void add_bench_options(CLI::App& app, BenchOptions& o) {
   app.add_option("--roles", o.roles, "lanes that count, send and receive, e.g. 1:2:1 of 4, or auto")
       ->capture_default_str();
   app.add_option("--slots", o.slots, "dispatches in flight, 1..16")->capture_default_str();
-  app.add_option("--max-tokens", o.max_tokens, "reserved tokens per rank (0: as many as sent)");
+  app.add_option("--max-tokens", o.max_tokens,
+                 "reserved tokens per rank; more are sent in rounds (0: as many as sent)");
   app.add_option("--routing", o.routing, "uniform, zipf:S, hot:N or file:PATH")
       ->capture_default_str();
   app.add_option("--tensor", o.tensor, "name of the tensor in --routing file:")
@@ -139,10 +143,16 @@ void add_bench_options(CLI::App& app, BenchOptions& o) {
 
 void resolve_bench_options(const CLI::App& app, BenchOptions& o) {
   o.dtype_value = dtype_of(o.dtype);
+  o.quant_value = quant_of(o.quant);
   o.protocol_value = protocol_of(o.protocol);
   o.store_value = one_of(o.store, "--store", {Store::automatic, Store::near, Store::far});
   if (o.activations != "in-place" && o.activations != "copied" && o.activations != "both") {
     throw InputError("--activations: '" + o.activations + "' is not one of in-place, copied, both");
+  }
+  if (o.quant_value != Quant::none) {
+    // The library's buffer holds rows as they travel.
+    if (o.activations == "in-place") throw InputError("--activations in-place excludes --quant");
+    o.activations = "copied";
   }
   resolve_points(app, o);
   if (app.count("--json") > 0 && o.json != "-") check_writable(o.json);

@@ -30,6 +30,7 @@ struct BenchOptions {
   int topk = 8;
   int experts = 128;
   std::string dtype = "bf16";
+  std::string quant = "none";
   std::string layout = "rank_major";
   std::string path = "auto";
   std::string protocol = "auto";
@@ -54,6 +55,7 @@ struct BenchOptions {
 
   // Derived by resolve().
   DType dtype_value = DType::bf16;
+  Quant quant_value = Quant::none;
   ProtocolChoice protocol_value;
   Store store_value = Store::automatic;
   std::vector<BenchPath> paths;

@@ -166,8 +166,10 @@ class RankBench {
     const RankRouting& routing = plan_.routing[set][static_cast<std::size_t>(rank_)];
     return {routing.topk_idx, routing.topk_weights, plan_.options.topk};
   }
-  static DispatchOptions options_of(const BenchVariant& variant) {
-    return {.layout = variant.path.layout, .path = variant.path.path};
+  DispatchOptions options_of(const BenchVariant& variant) const {
+    return {.layout = variant.path.layout,
+            .path = variant.path.path,
+            .quant = plan_.options.quant_value};
   }
 
   void start_dispatch(const BenchVariant& variant, const ConstRows& x, std::size_t set) {
@@ -188,8 +190,47 @@ class RankBench {
     must(team_.wait(handle()));
   }
 
+  // A layer in rounds. When the last round's experts had their rows and when they were done, as if
+  // the experts of rounds before had taken no time.
+  struct LayerTimes {
+    double experts_begin = 0;
+    double experts_end = 0;
+  };
+  LayerTimes run_layer(const BenchVariant& variant, const ConstRows& x, std::size_t set) {
+    LayerTimes times;
+    double spent = 0;  // by experts of rounds before
+    rows_received_ = 0;
+    const auto experts = [&](Handle& h) {
+      spent += times.experts_end - times.experts_begin;
+      times.experts_begin = now();
+      rows_received_ += rows_of(h.received());
+      run_experts(h.received(), experts_, h.expert_output());
+      times.experts_end = now();
+    };
+    must(comm().run_layer(x, routing(set), options_of(variant), {experts, out_.view}, handle()));
+    times.experts_begin -= spent;
+    times.experts_end -= spent;
+    layer_spent_ = spent;
+    return times;
+  }
+
+  void measure_layer(std::size_t v, int iteration) {
+    const BenchVariant& variant = plan_.variants[v];
+    const ConstRows x = write_activations(variant, set_of(iteration));
+    meet();
+    time(v, iteration, BenchTimes::dispatch_begin) = now();
+    const LayerTimes times = run_layer(variant, x, set_of(iteration));
+    time(v, iteration, BenchTimes::combine_end) = now() - layer_spent_;
+    time(v, iteration, BenchTimes::dispatch_end) = times.experts_begin;
+    time(v, iteration, BenchTimes::combine_begin) = times.experts_end;
+  }
+
   void iterate(const BenchVariant& variant, int iteration) {
     const std::size_t set = set_of(iteration);
+    if (plan_.layers) {
+      (void)run_layer(variant, write_activations(variant, set), set);
+      return;
+    }
     dispatch(variant, write_activations(variant, set), set);
     rows_received_ = rows_of(handle().received());
     run_experts(handle().received(), experts_, handle().expert_output());
@@ -200,6 +241,12 @@ class RankBench {
     const ConstRows x = write_activations(plan_.variants[0], 0);
     meet();
     const double begin = now();
+    if (plan_.layers) {
+      const LayerTimes times = run_layer(plan_.variants[0], x, 0);
+      const double experts = times.experts_end - times.experts_begin + layer_spent_;
+      numbers_[BenchScalars::first_call] = now() - begin - experts;
+      return;
+    }
     dispatch(plan_.variants[0], x, 0);
     const double dispatched = now();
     run_experts(handle().received(), experts_, handle().expert_output());
@@ -232,6 +279,10 @@ class RankBench {
   void measure_phases(std::size_t v, int first, int end) {
     const BenchVariant& variant = plan_.variants[v];
     for (int i = first; i < end; ++i) {
+      if (plan_.layers) {
+        measure_layer(v, i);
+        continue;
+      }
       const ConstRows x = write_activations(variant, set_of(i));
       meet();
       time(v, i, BenchTimes::dispatch_begin) = now();
@@ -299,6 +350,11 @@ class RankBench {
     for (std::size_t set = 0; set < plan_.routing.size(); ++set) {
       std::fill(out_.bytes.begin(), out_.bytes.end(), std::byte{0xFF});
       const ConstRows x = write_activations(variant, set);
+      if (plan_.layers) {
+        (void)run_layer(variant, x, set);
+        check_combined(variant, set);
+        continue;
+      }
       dispatch(variant, x, set);
       check_received(variant, set);
       run_experts(handle().received(), experts_, handle().expert_output());
@@ -362,39 +418,62 @@ class RankBench {
     Tensor row(1, plan_.options.hidden, plan_.options.dtype_value);
     for (std::size_t i = 0; i < expected.size(); ++i) {
       make_activations({expected[i].first, static_cast<int>(set)}, expected[i].second, row.view);
-      const std::byte* got = received.row(places[i]);
-      if (std::memcmp(got, row.bytes.data(), row.bytes.size()) != 0) {
+      const std::vector<std::byte> want = record_of(row.view);
+      if (std::memcmp(received.row(places[i]), want.data(), want.size()) != 0) {
         numbers_[BenchScalars::mismatches] += 1;
       }
     }
   }
 
+  // What travels for a token.
+  std::vector<std::byte> record_of(const ConstRows& token) const {
+    const Quant quant = plan_.options.quant_value;
+    if (quant == Quant::none) return {token.row(0), token.row(0) + token.row_bytes()};
+    std::vector<std::byte> record(
+        static_cast<std::size_t>(quantized_row_bytes(quant, token.hidden)));
+    quantize_row(quant, token.data, token.dtype, token.hidden, record.data());
+    return record;
+  }
+
+  // Which elements of a combined token are not exactly what `values`, those that its experts saw,
+  // must give; and how far it is from what `x`, before quantisation, would have given.
+  void check_token(const TokenChoice& choice, const ConstRows& x, std::int64_t token) {
+    const Quant quant = plan_.options.quant_value;
+    std::vector<float> exact(static_cast<std::size_t>(x.hidden));
+    expected_token(choice, x, token, exact);
+    std::vector<float> expected = exact;
+    if (quant != Quant::none) {
+      const ConstRows one{x.row(token), 1, x.hidden, x.dtype};
+      Tensor seen(1, x.hidden, x.dtype);
+      dequantize_row(quant, record_of(one).data(), x.dtype, x.hidden, seen.view.data);
+      expected_token(choice, seen.view, 0, expected);
+    }
+    bool differs = false;
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      std::byte want[sizeof(float)];
+      store_element(want, 0, x.dtype, expected[i]);
+      const std::byte* got = out_.view.row(token) + i * size_of(x.dtype);
+      differs = differs || std::memcmp(got, want, size_of(x.dtype)) != 0;
+      const double a = 1.0 + load_element(got, 0, x.dtype);
+      const double b = 1.0 + exact[i];
+      numbers_[BenchScalars::dot_actual_expected] += a * b;
+      numbers_[BenchScalars::dot_actual] += a * a;
+      numbers_[BenchScalars::dot_expected] += b * b;
+    }
+    if (differs) numbers_[BenchScalars::mismatches] += 1;
+  }
+
   void check_combined(const BenchVariant& variant, std::size_t set) {
     const RankRouting& routing = plan_.routing[set][static_cast<std::size_t>(rank_)];
     const auto topk = static_cast<std::size_t>(plan_.options.topk);
-    std::vector<float> expected(static_cast<std::size_t>(plan_.options.hidden));
-    const DType dtype = plan_.options.dtype_value;
     for (std::int64_t t = 0; t < tokens(); ++t) {
       const auto first = static_cast<std::size_t>(t) * topk;
-      expected_token({.topk_idx = std::span(routing.topk_idx).subspan(first, topk),
-                      .topk_weights = std::span(routing.topk_weights).subspan(first, topk),
-                      .expert_rank = plan_.expert_rank,
-                      .layout = variant.path.layout,
-                      .ranks = static_cast<int>(plan_.tokens.size())},
-                     masters_[set].view, t, expected);
-      bool differs = false;
-      for (std::size_t i = 0; i < expected.size(); ++i) {
-        std::byte want[sizeof(float)];
-        store_element(want, 0, dtype, expected[i]);
-        const std::byte* got = out_.view.row(t) + i * size_of(dtype);
-        differs = differs || std::memcmp(got, want, size_of(dtype)) != 0;
-        const double a = 1.0 + load_element(got, 0, dtype);
-        const double b = 1.0 + expected[i];
-        numbers_[BenchScalars::dot_actual_expected] += a * b;
-        numbers_[BenchScalars::dot_actual] += a * a;
-        numbers_[BenchScalars::dot_expected] += b * b;
-      }
-      if (differs) numbers_[BenchScalars::mismatches] += 1;
+      check_token({.topk_idx = std::span(routing.topk_idx).subspan(first, topk),
+                   .topk_weights = std::span(routing.topk_weights).subspan(first, topk),
+                   .expert_rank = plan_.expert_rank,
+                   .layout = variant.path.layout,
+                   .ranks = static_cast<int>(plan_.tokens.size())},
+                  masters_[set].view, t);
     }
   }
 
@@ -413,6 +492,7 @@ class RankBench {
   std::vector<Traced> traced_;  // [variants]
   LaneTeam team_;               // after all that its threads touch
   std::int64_t rows_received_ = 0;
+  double layer_spent_ = 0;
   std::vector<std::int32_t> experts_;  // global ids of the local ones
   std::vector<Tensor> masters_;        // one per set
   Tensor x_;

@@ -28,6 +28,7 @@ struct BenchPlan {
   BenchOptions options;
   std::vector<int> tokens;  // [ranks]
   int max_tokens = 0;
+  bool layers = false;                    // more tokens than that: run_layer()
   std::vector<std::int32_t> expert_rank;  // [E]
   std::vector<BenchVariant> variants;
   // One communicator each, by what differs from the options of all; null = nothing.

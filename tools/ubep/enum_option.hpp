@@ -25,4 +25,10 @@ inline DType dtype_of(const std::string& text) {
   return one_of(text, "--dtype", {DType::bf16, DType::fp16, DType::fp32});
 }
 
+inline Quant quant_of(const std::string& text) {
+  return one_of(
+      text, "--quant",
+      {Quant::none, Quant::fp8, Quant::fp8_pow2, Quant::fp8_ue8m0, Quant::int8, Quant::mxfp8});
+}
+
 }  // namespace ubep::tools

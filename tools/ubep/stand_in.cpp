@@ -159,6 +159,14 @@ float expert_scale(std::int32_t expert) { return std::ldexp(1.0F, -static_cast<i
 void run_experts(const Received& received, std::span<const std::int32_t> experts,
                  const Rows& output) {
   const RowKernel kernel = kernel_for(received.dtype);
+  std::vector<std::byte> scratch;  // a quantised row as what the kernel reads
+  const auto row_of = [&](std::int64_t i) {
+    if (received.quant == Quant::none) return received.row(i);
+    scratch.resize(static_cast<std::size_t>(received.hidden) * size_of(received.dtype));
+    dequantize_row(received.quant, received.row(i), received.dtype, received.hidden,
+                   scratch.data());
+    return static_cast<const std::byte*>(scratch.data());
+  };
   std::vector<float> scale(static_cast<std::size_t>(received.topk));
   std::vector<float> weight(scale.size());
   if (is_by_expert(received.layout)) {
@@ -167,8 +175,7 @@ void run_experts(const Received& received, std::span<const std::int32_t> experts
       scale[0] = expert_scale(experts[e]);
       for (std::int64_t i = 0; i < received.expert_counts[e]; ++i) {
         const std::int64_t row = received.expert_offsets[e] + i;
-        kernel(received.row(row), {scale.data(), weight.data(), 1}, received.hidden,
-               output.row(row));
+        kernel(row_of(row), {scale.data(), weight.data(), 1}, received.hidden, output.row(row));
       }
     }
     return;
@@ -181,8 +188,7 @@ void run_experts(const Received& received, std::span<const std::int32_t> experts
       scale[count] = expert_scale(experts[static_cast<std::size_t>(received.topk_idx[cell])]);
       weight[count++] = received.topk_weights[cell];
     }
-    kernel(received.row(row), {scale.data(), weight.data(), count}, received.hidden,
-           output.row(row));
+    kernel(row_of(row), {scale.data(), weight.data(), count}, received.hidden, output.row(row));
   }
 }
 

@@ -24,7 +24,7 @@ struct AgreedField {
   std::uint64_t value = 0;
   const char* (*text)(std::uint64_t) = nullptr;  // of a value; null = the number
 };
-inline constexpr std::size_t kMaxAgreedFields = 12;
+inline constexpr std::size_t kMaxAgreedFields = 13;
 using AgreedFields = std::array<AgreedField, kMaxAgreedFields>;
 
 struct JoinRequest {

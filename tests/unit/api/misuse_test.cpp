@@ -380,7 +380,10 @@ INSTANTIATE_TEST_SUITE_P(
         BadCombine{
             {"OutputsHidden"}, {"y", "hidden", "32", "24"}, [](auto& args) { args.y.hidden = 32; }},
         BadCombine{{"OutputsDtype"},
-                   {"y", "dtype", "fp32", "bf16"},
+                   {"out", "dtype", "bf16", "fp16", "y"},
+                   [](auto& args) { args.y.dtype = DType::fp16; }},
+        BadCombine{{"OutputsTooWide"},
+                   {"y", "hidden", "24", "fp32", "12"},
                    [](auto& args) { args.y.dtype = DType::fp32; }},
         BadCombine{{"OutputsWithoutData"},
                    {"y", "data", "null", "4"},
@@ -398,6 +401,8 @@ TEST(StateMisuseTest, AnUnusedHandle) {
   EXPECT_FALSE(handle.holds_lease());
   expect_error(ErrorCode::misuse, {"handle"}, [&] { (void)handle.received(); });
   expect_error(ErrorCode::misuse, {"handle"}, [&] { (void)handle.expert_output(); });
+  expect_error(ErrorCode::misuse, {"handle"}, [&] { (void)handle.row_weights(); });
+  expect_error(ErrorCode::misuse, {"handle"}, [&] { (void)handle.row_choices(); });
   expect_error(ErrorCode::misuse, {}, [&] { (void)handle.valid_tokens(); });
   expect_error(ErrorCode::misuse, {"handle"}, [&] { (void)alone.comm.poll(handle); });
   expect_error(ErrorCode::misuse, {"handle"}, [&] { (void)alone.comm.wait(handle); });
@@ -406,6 +411,17 @@ TEST(StateMisuseTest, AnUnusedHandle) {
     (void)alone.comm.start_dispatch(alone.worker.x(), handle, alone.worker.handle);
   });
   alone.comm.release(handle);  // nothing to end
+}
+
+// Rows of rank_major have several weights and choices.
+TEST(StateMisuseTest, ListsOfRowsPerChoice) {
+  Alone alone;
+  ASSERT_TRUE(alone.worker.dispatch(alone.comm).ok());
+  expect_error(ErrorCode::misuse, {"row_weights"},
+               [&] { (void)alone.worker.handle.row_weights(); });
+  expect_error(ErrorCode::misuse, {"row_choices"},
+               [&] { (void)alone.worker.handle.row_choices(); });
+  EXPECT_TRUE(alone.worker.combine(alone.comm).ok());
 }
 
 TEST(StateMisuseTest, CombineTwice) {

@@ -33,6 +33,12 @@ TEST(NamesTest, EveryValueHasItsName) {
   EXPECT_STREQ(name(Store::far), "far");
   EXPECT_STREQ(name(Placement::smt), "smt");
   EXPECT_STREQ(name(Placement::far), "far");
+  EXPECT_STREQ(name(Quant::none), "none");
+  EXPECT_STREQ(name(Quant::fp8), "fp8");
+  EXPECT_STREQ(name(Quant::fp8_pow2), "fp8_pow2");
+  EXPECT_STREQ(name(Quant::fp8_ue8m0), "fp8_ue8m0");
+  EXPECT_STREQ(name(Quant::int8), "int8");
+  EXPECT_STREQ(name(Quant::mxfp8), "mxfp8");
   EXPECT_STREQ(name(Word::state), "state");
   EXPECT_STREQ(name(Word::record), "record");
   EXPECT_STREQ(name(OpKind::combine), "combine");
@@ -42,8 +48,9 @@ TEST(NamesTest, EveryValueHasItsName) {
 
 // Such values come from damaged shared memory.
 TEST(NamesTest, UnknownValuesDoNotReadBeyondTheTable) {
-  EXPECT_STREQ(name(static_cast<DType>(3)), "?");
+  EXPECT_STREQ(name(static_cast<DType>(4)), "?");
   EXPECT_STREQ(name(static_cast<OpKind>(255)), "?");
+  EXPECT_STREQ(name(static_cast<Quant>(6)), "?");
   EXPECT_STREQ(name(static_cast<Code>(200)), "?");
 }
 

@@ -84,6 +84,23 @@ TEST(PaddedPlanTest, FullExpertsShowWhatFits) {
   EXPECT_EQ(plan.overflow, 5U);
 }
 
+// Rows without a place are in neither list; places without a row show that nobody sent one.
+TEST(PaddedPlanTest, ListsOfRowsLeaveOutWhatHasNoPlace) {
+  ReceivePlan plan;
+  const ExpertMap experts({0, 0}, 1);
+  const PlanShape shape{.layout = Layout::expert_padded, .reduction = Reduction::exact, .topk = 2};
+  plan.sources.resize(1);
+  plan.sources[0].entries = {{1, 0, 1, 0.5F}, {0, 1, 0, 1.0F}, {1, 1, 0, 2.0F}, {2, 1, 1, 3.0F}};
+  index_rows(experts, shape, 0, 3, plan.sources[0]);
+  make_receive_plan(experts, {.plan = shape, .room = {.capacity = 2}}, plan);
+  std::vector<float> weights;
+  list_row_weights(plan, 2, weights);
+  EXPECT_EQ(weights, (std::vector<float>{0.5F, 0, 1, 2}));
+  std::vector<std::int32_t> choices;
+  list_row_choices(plan, 2, choices);
+  EXPECT_EQ(choices, (std::vector<std::int32_t>{1, -1, 0, 0}));
+}
+
 TEST(EveryTokenTest, TokensWithoutAnExpertHereAreRowsToo) {
   SourceRows source;
   const ExpertMap experts({0, 1}, 2);

@@ -32,8 +32,9 @@ TEST(OpLineTest, WireLayout) {
   static_assert(offsetof(OpLine, origin) == 16);
   static_assert(offsetof(OpLine, view) == 24);
   static_assert(offsetof(OpLine, map_version) == 28);
-  static_assert(offsetof(OpLine, layer) == 32);
-  static_assert(offsetof(OpLine, round) == 36);
+  static_assert(offsetof(OpLine, round) == 32);
+  static_assert(offsetof(OpLine, layer) == 36);
+  static_assert(offsetof(OpLine, payload_bytes) == 38);
   static_assert(offsetof(OpLine, hidden) == 40);
   static_assert(offsetof(OpLine, tokens) == 44);
   static_assert(offsetof(OpLine, kind) == 48);
@@ -46,6 +47,8 @@ TEST(OpLineTest, WireLayout) {
   EXPECT_EQ(static_cast<int>(OpKind::combine), 2);
   EXPECT_EQ(static_cast<int>(DType::bf16), 0);
   EXPECT_EQ(static_cast<int>(DType::fp32), 2);
+  EXPECT_EQ(static_cast<int>(DType::u8), 3);
+  EXPECT_EQ(static_cast<int>(Quant::mxfp8), 5);
   EXPECT_EQ(static_cast<int>(Layout::expert_major), 1);
   EXPECT_EQ(static_cast<int>(Reduction::per_rank), 2);
 }
@@ -64,6 +67,9 @@ std::vector<Change> changes() {
       {"hidden", [](OpLine& l) { l.hidden = 64; }, 128, 64},
       {"topk", [](OpLine& l) { l.topk = 4; }, 8, 4},
       {"dtype", [](OpLine& l) { l.dtype = DType::fp16; }, 0, 1},
+      {"quant", [](OpLine& l) { l.quant = Quant::int8; }, 0, 4},
+      {"payload bytes", [](OpLine& l) { l.payload_bytes = 8; }, 0, 8},
+      {"unweighted", [](OpLine& l) { l.unweighted = 1; }, 0, 1},
       {"layout", [](OpLine& l) { l.layout = Layout::expert_major; }, 0, 1},
       {"topk1", [](OpLine& l) { l.topk1 = 1; }, 0, 1},
       {"reduction", [](OpLine& l) { l.reduction = Reduction::exact; }, 2, 1},
@@ -127,7 +133,9 @@ TEST(OpLineTest, WhatNoCorrectRankWritesIsCorrupt) {
   const std::vector<Change> damages = {
       {"operation kind", [](OpLine& l) { l.kind = OpKind::none; }, 2, 0},
       {"operation kind", [](OpLine& l) { l.kind = static_cast<OpKind>(3); }, 2, 3},
-      {"dtype", [](OpLine& l) { l.dtype = static_cast<DType>(3); }, 2, 3},
+      {"dtype", [](OpLine& l) { l.dtype = static_cast<DType>(4); }, 3, 4},
+      {"quant", [](OpLine& l) { l.quant = static_cast<Quant>(6); }, 5, 6},
+      {"spare bits", [](OpLine& l) { l.spare = 1; }, 0, 1},
       {"layout", [](OpLine& l) { l.layout = static_cast<Layout>(3); }, 2, 3},
       {"reduction", [](OpLine& l) { l.reduction = static_cast<Reduction>(255); }, 2, 255},
       {"topk1", [](OpLine& l) { l.topk1 = 2; }, 1, 2},

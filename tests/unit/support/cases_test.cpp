@@ -90,6 +90,12 @@ void note_problem(const Problem& problem, std::map<std::string, int>& seen) {
   seen["top-k above 12"] += problem.topk > 12;
   seen["odd hidden"] += problem.hidden % 2;
   seen[std::string("dtype ") + ubep::name(problem.dtype)] += 1;
+  seen[std::string("quant ") + ubep::name(problem.quant)] += 1;
+  seen["payloads"] += !problem.payloads.empty();
+  seen["payloads behind plain rows"] += !problem.payloads.empty() && problem.quant == Quant::none;
+  seen["outputs of another shape"] += problem.own_output;
+  seen["rows are added"] += problem.added != 0;
+  seen["unweighted"] += problem.unweighted;
   seen["alignment"] += problem.expert_alignment > 1;
   seen["every token"] += problem.every_token;
   seen[std::string("layout ") + ubep::name(problem.layout)] += 1;
