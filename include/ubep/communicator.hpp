@@ -63,6 +63,7 @@ struct Layer {
   Rows out;
 };
 
+struct GroupConfig;
 struct LayerRound;
 
 class UBEP_API Communicator {
@@ -96,9 +97,12 @@ class UBEP_API Communicator {
   // dispatch, `experts` and combine as the rank with the most tokens needs; a rank that has no more
   // sends none. `experts` reads handle.received() and writes handle.expert_output(); it is called
   // once a round, on this thread, whether there are rows or not. All ranks call run_layer(). out:
-  // [num_tokens, hidden] of in, complete on return; handle.valid_tokens() is then of all tokens.
-  // Errors as dispatch and combine: peer_lost and no_capacity are those of the first round that had
-  // them, the others are run all the same; after timeout the same call goes on where it was.
+  // [num_tokens, hidden] of x's hidden and dtype, complete on return; handle.valid_tokens() is then
+  // of all tokens. The handle must hold no lease. Errors as dispatch and combine: peer_lost and
+  // no_capacity are those of the first round that had them, the others are run all the same. After
+  // timeout, slot_busy or an exception of `experts` the same call, with the same tensors, goes on
+  // where it was (`experts` are then called again for their round); release() gives the layer up,
+  // which peers are told as a mismatch.
   Status run_layer(const Input& in, const Routing& routing, const DispatchOptions& options,
                    const Layer& layer, Handle& handle);
 
@@ -163,7 +167,7 @@ class UBEP_API Communicator {
   Status dispatch_round(const Input& in, const Routing& routing, const DispatchOptions& options,
                         Handle& handle, const LayerRound& round);
   static Status end_layer(Handle& handle, const Status& status);
-  int max_tokens() const;
+  const GroupConfig& config() const;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -19,7 +19,8 @@ struct Routing {
 };
 
 // Bytes that travel with every token, behind its row: scales of rows that the caller quantised
-// itself, an adapter's id. Names and sizes are the same on all ranks.
+// itself, an adapter's id. All ranks give the same ones in the same order; of a difference only
+// another size of all of them is noticed.
 struct Payload {
   std::string_view name;
   const void* data = nullptr;     // [num_tokens], stride_bytes apart

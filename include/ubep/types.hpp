@@ -68,7 +68,8 @@ enum class Protocol : std::uint8_t {
 // `automatic` takes what the probe at set-up found; unknown counts as far.
 enum class Store : std::uint8_t { automatic, near, far };
 
-// What the bits of a combined row depend on. Always fp32, multiply then add, from +0, one rounding.
+// What the bits of a combined row depend on. Always fp32, multiply then add, from +0, one rounding;
+// rank_major: the owners' rows are sums that were rounded, too, by the kernel or by the library.
 //   exact     k order (default of expert_major).
 //   per_rank  per-rank partial sums in k order, added in rank order (rank_major: the partial sums
 //             are the owners' rows, so it is implied there).

@@ -299,7 +299,7 @@ int Communicator::num_local_experts() const {
   const Impl& impl = here();
   return impl.config.experts.num_local(impl.rank);
 }
-int Communicator::max_tokens() const { return open().config.max_tokens; }
+const GroupConfig& Communicator::config() const { return open().config; }
 CommunicatorFacts Communicator::facts() const { return here().facts; }
 MemoryPlan Communicator::memory() const { return here().memory; }
 
@@ -325,6 +325,7 @@ Status Communicator::start_round(const Input& in, const Routing& routing,
   if (x.num_rows > impl.config.max_tokens) return impl.too_many_tokens(x);
   check_routing(routing, x.num_rows, impl.config);
   h.round = round;
+  if (round.number == 0) h.layer.active = false;
   const Status status =
       impl.engine->start_dispatch(in,
                                   {.topk_idx = routing.topk_idx,
@@ -358,6 +359,7 @@ Status Communicator::start_dispatch(const Input& in, const Handle& cached, Handl
                             c.routed->send.num_tokens));
   }
   h.round = {};
+  h.layer.active = false;
   check_payloads(in, c.routed->options, impl.config);
   check_same_payloads(in, c);
   const Status status = impl.engine->start_cached_dispatch(in, c, h);
@@ -467,6 +469,7 @@ Status Communicator::wait(Handle& handle, Clock::time_point deadline) {
 void Communicator::release(Handle& handle) {
   Impl& impl = open();
   HandleState& h = *handle.state_;
+  h.layer.active = false;
   if (!h.leased) return;
   impl.check_ours(h);
   impl.engine->release(h);

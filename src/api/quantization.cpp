@@ -10,6 +10,8 @@
 namespace ubep {
 namespace {
 
+constexpr std::int64_t kMostHidden = 1 << 24;
+
 [[noreturn]] void refuse(const std::string& text) {
   throw Error(ErrorCode::invalid_argument, text);
 }
@@ -18,8 +20,14 @@ RowFormat format_of(Quant quant, std::int64_t hidden) {
   if (quant == Quant::none || quant > Quant::mxfp8) {
     refuse(fmt::format("quant is {}, expected fp8 to mxfp8", name(quant)));
   }
-  if (hidden < 1) refuse(fmt::format("hidden is {}, expected at least 1", hidden));
+  if (hidden < 1 || hidden > kMostHidden) {
+    refuse(fmt::format("hidden is {}, expected 1..{}", hidden, kMostHidden));
+  }
   return RowFormat::of(quant, static_cast<std::size_t>(hidden));
+}
+
+void check_pointers(const void* from, const void* to) {
+  if (from == nullptr || to == nullptr) refuse("a row is null, expected an address");
 }
 
 void check_dtype(DType dtype) {
@@ -44,6 +52,7 @@ ScalePlace scale_place(Quant quant, std::int64_t hidden) {
 void quantize_row(Quant quant, const void* x, DType dtype, std::int64_t hidden, void* out) {
   (void)format_of(quant, hidden);
   check_dtype(dtype);
+  check_pointers(x, out);
   encode_row(quant, {static_cast<const std::byte*>(x), static_cast<std::size_t>(hidden), dtype},
              static_cast<std::byte*>(out));
 }
@@ -51,6 +60,7 @@ void quantize_row(Quant quant, const void* x, DType dtype, std::int64_t hidden, 
 void dequantize_row(Quant quant, const void* row, DType dtype, std::int64_t hidden, void* out) {
   (void)format_of(quant, hidden);
   check_dtype(dtype);
+  check_pointers(row, out);
   decode_row(quant, static_cast<const std::byte*>(row), static_cast<std::size_t>(hidden), dtype,
              static_cast<std::byte*>(out));
 }
@@ -58,10 +68,11 @@ void dequantize_row(Quant quant, const void* row, DType dtype, std::int64_t hidd
 void copy_scales(const Received& received, std::int64_t first, std::int64_t count,
                  const ScaleMatrix& to) {
   if (received.quant == Quant::none) refuse("the received rows have no scales: quant is none");
-  if (first < 0 || count < 0 || first > received.num_rows - count) {
-    refuse(
-        fmt::format("rows {} to {} of {} received ones", first, first + count, received.num_rows));
+  if (first < 0 || count < 0 || count > received.num_rows || first > received.num_rows - count) {
+    refuse(fmt::format("first is {}, count is {}, expected rows of {} received ones", first, count,
+                       received.num_rows));
   }
+  if (to.data == nullptr && count > 0) refuse("to.data is null, expected an address");
   const ScalePlace& scales = received.scales;
   const auto bytes = static_cast<std::size_t>(scales.bytes);
   for (std::int64_t i = 0; i < count; ++i) {

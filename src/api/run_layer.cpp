@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "api/checks.hpp"
 #include "engine/handle_state.hpp"
 #include "ubep/communicator.hpp"
 #include "ubep/status.hpp"
@@ -47,35 +48,54 @@ bool is_partial(const Status& status) {
   return status.code == Code::peer_lost || status.code == Code::no_capacity;
 }
 
-void check_layer(const Input& in, const Routing& routing, const Layer& layer) {
+// All of it, before anything starts: what is refused later leaves peers waiting.
+void check_layer(const Input& in, const Routing& routing, const DispatchOptions& options,
+                 const Layer& layer, const GroupConfig& config) {
   const auto refuse = [](const std::string& text) {
     throw Error(ErrorCode::invalid_argument, text);
   };
   if (!layer.experts) refuse("layer.experts is empty, expected a function");
-  if (layer.out.num_rows != in.x.num_rows) {
-    refuse(fmt::format("layer.out.num_rows is {}, expected {} as x", layer.out.num_rows,
-                       in.x.num_rows));
+  check_rows(in.x, "x", config);
+  check_payloads(in, options, config);
+  check_routing(routing, in.x.num_rows, config);
+  check_rows(layer.out, "layer.out", config);
+  const Rows& out = layer.out;
+  if (out.num_rows != in.x.num_rows) {
+    refuse(fmt::format("layer.out.num_rows is {}, expected {} as x", out.num_rows, in.x.num_rows));
   }
-  if (routing.topk < 1)
-    refuse(fmt::format("routing.topk is {}, expected at least 1", routing.topk));
-  const auto expected = static_cast<std::size_t>(in.x.num_rows * routing.topk);
-  if (routing.topk_idx.size() != expected || routing.topk_weights.size() != expected) {
-    refuse(fmt::format("routing has {} experts and {} weights, expected {} of each",
-                       routing.topk_idx.size(), routing.topk_weights.size(), expected));
+  if (in.x.dtype == DType::u8) refuse("x.dtype is u8, expected bf16, fp16 or fp32 in a layer");
+  if (out.dtype != in.x.dtype || out.hidden != in.x.hidden) {
+    refuse(fmt::format("layer.out is {} of hidden {}, expected {} of {} as x", name(out.dtype),
+                       out.hidden, name(in.x.dtype), in.x.hidden));
   }
+}
+
+// A handle whose lease is no layer's, or whose layer was given other tensors.
+void check_resumed(const HandleState& h, const HandleState::Layer& wanted) {
+  if (!h.layer.active && !h.leased) return;
+  if (!h.layer.active) {
+    throw Error(ErrorCode::misuse, "the handle holds a lease: combine or release it first");
+  }
+  if (h.layer.x == wanted.x && h.layer.out == wanted.out && h.layer.tokens == wanted.tokens) return;
+  throw Error(ErrorCode::misuse,
+              "the handle has a layer that is not finished, of another x or out: release it first");
 }
 
 }  // namespace
 
 Status Communicator::run_layer(const Input& in, const Routing& routing,
                                const DispatchOptions& options, const Layer& layer, Handle& handle) {
-  check_layer(in, routing, layer);
+  const GroupConfig& config = this->config();
+  check_layer(in, routing, options, layer, config);
   HandleState& h = *handle.state_;
   HandleState::Layer& at = h.layer;
-  if (!at.active) {
-    at = {};
-    at.active = true;
-  }
+  HandleState::Layer begun;
+  begun.active = true;
+  begun.x = in.x.data;
+  begun.out = layer.out.data;
+  begun.tokens = in.x.num_rows;
+  check_resumed(h, begun);
+  if (!at.active) at = begun;
   const auto keep = [&at](const Status& status) {
     if (at.status.ok()) at.status = status;
   };
@@ -83,7 +103,7 @@ Status Communicator::run_layer(const Input& in, const Routing& routing,
     // Without room for any, dispatch says so.
     const std::int64_t left = in.x.num_rows - at.done;
     const std::int64_t count =
-        max_tokens() == 0 ? left : std::min<std::int64_t>(left, max_tokens());
+        config.max_tokens == 0 ? left : std::min<std::int64_t>(left, config.max_tokens);
     const Slice slice{in, routing, at.done, count};
     Status status;
     if (!at.combining) {
@@ -113,9 +133,12 @@ Status Communicator::run_layer(const Input& in, const Routing& routing,
   return at.status;
 }
 
-// Only what a timeout left can be gone on with.
+// A layer goes on after what can be tried again, unless nothing of it has started.
 Status Communicator::end_layer(Handle& handle, const Status& status) {
-  handle.state_->layer.active = status.code == Code::timeout;
+  HandleState& h = *handle.state_;
+  const bool started = h.leased || h.layer.rounds != 0;
+  const bool again = status.code == Code::timeout || status.code == Code::slot_busy;
+  h.layer.active = again && started;
   return status;
 }
 

@@ -36,6 +36,7 @@ std::string value_name(const std::string_view field, std::uint64_t value) {
   if (field.substr(0, 4) == "path") return name(static_cast<Path>(value));
   if (field == "layout") return name(static_cast<Layout>(value));
   if (field == "dtype") return name(static_cast<DType>(value));
+  if (field == "quant") return name(static_cast<Quant>(value));
   if (field == "reduction") return pick(value, {"auto", "exact", "per_rank"});
   return std::to_string(value);
 }

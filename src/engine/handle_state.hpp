@@ -71,6 +71,9 @@ struct HandleState {
   struct Layer {
     bool active = false;
     bool combining = false;
+    const void* x = nullptr;  // what it was given
+    const void* out = nullptr;
+    std::int64_t tokens = 0;
     std::int64_t done = 0;  // tokens
     std::uint32_t rounds = 0;
     Status status;

@@ -1,7 +1,10 @@
 // Layers of more tokens than the communicator has room for.
 #include <gtest/gtest.h>
 
+#include <cstring>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "support/cases.hpp"
@@ -160,6 +163,86 @@ TEST_P(LayerTest, ATimeoutIsGoneOnFrom) {
     std::int64_t most = 0;
     for (const RankInput& input : problem.ranks) most = std::max(most, input.tokens);
     EXPECT_EQ(rounds, std::max<std::int64_t>(1, (most + kMaxTokens - 1) / kMaxTokens));
+  });
+}
+
+// A layer of one rank in three rounds: experts double. Fails in the round that it is told to.
+class Alone {
+ public:
+  explicit Alone(const Bootstrap& bootstrap)
+      : comm(Communicator::create(bootstrap, layer_options())) {}
+
+  Status run(std::vector<float>& x, std::vector<float>& out, int failing_round = 0) {
+    calls = 0;
+    const auto experts = [&](Handle& h) {
+      if (++calls == failing_round) throw std::runtime_error("no");
+      const Received& received = h.received();
+      for (std::int64_t i = 0; i < received.num_rows; ++i) {
+        float value = 0;
+        std::memcpy(&value, received.row(i), sizeof(value));
+        value *= 2;
+        std::memcpy(h.expert_output().row(i), &value, sizeof(value));
+      }
+    };
+    const auto tokens = static_cast<std::int64_t>(x.size());
+    const std::vector<float> weights(x.size(), 1.0F);
+    return comm.run_layer({ConstRows{x.data(), tokens, 1, DType::fp32}}, {idx, weights, 1},
+                          {.layout = Layout::expert_major},
+                          {experts, {out.data(), tokens, 1, DType::fp32}}, handle);
+  }
+
+  Communicator comm;
+  Handle handle;
+  std::vector<std::int32_t> idx = {0, 1, 2, 3, 4, 0, 1, 2};  // three rounds
+  int calls = 0;
+};
+
+TEST_P(LayerTest, WhatAnExceptionLeavesIsGoneOnFromOrGivenUp) {
+  run_ranks(GetParam(), 1, [&](const Bootstrap& bootstrap) {
+    Alone alone(bootstrap);
+    std::vector<float> x = {1, 2, 3, 4, 5, 6, 7, 8};
+    std::vector<float> out(8, -1);
+    const std::vector<float> doubled = {2, 4, 6, 8, 10, 12, 14, 16};
+    EXPECT_THROW((void)alone.run(x, out, 2), std::runtime_error);
+    std::vector<float> other = x;
+    EXPECT_THROW((void)alone.run(other, out), Error);  // of another x
+    EXPECT_TRUE(alone.run(x, out).ok());
+    EXPECT_EQ(alone.calls, 2);
+    EXPECT_EQ(out, doubled);
+    EXPECT_THROW((void)alone.run(x, out, 2), std::runtime_error);
+    alone.comm.release(alone.handle);
+    std::fill(out.begin(), out.end(), -1.0F);
+    EXPECT_TRUE(alone.run(other, out).ok());
+    EXPECT_EQ(alone.calls, 3);
+    EXPECT_EQ(out, doubled);
+    EXPECT_EQ(alone.handle.valid_tokens().size(), 8U);
+  });
+}
+
+TEST_P(LayerTest, WhatIsRefusedIsRefusedBeforeAnythingStarts) {
+  run_ranks(GetParam(), 1, [&](const Bootstrap& bootstrap) {
+    Alone alone(bootstrap);
+    std::vector<float> x = {1, 2, 3, 4, 5, 6, 7, 8};
+    std::vector<float> out(8, -1);
+    alone.idx[6] = 99;
+    try {
+      (void)alone.run(x, out);
+      ADD_FAILURE() << "did not throw";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("topk_idx[6][0] is 99"), std::string::npos)
+          << error.what();
+    }
+    EXPECT_EQ(alone.calls, 0);
+    alone.idx[6] = 1;
+    const std::vector<float> weights = {1};
+    ASSERT_TRUE(alone.comm
+                    .dispatch({x.data(), 1, 1, DType::fp32},
+                              {std::span(alone.idx).first(1), weights, 1}, {}, alone.handle)
+                    .ok());
+    EXPECT_THROW((void)alone.run(x, out), Error);  // the lease of another operation
+    alone.comm.release(alone.handle);
+    EXPECT_TRUE(alone.run(x, out).ok());
+    EXPECT_EQ(alone.calls, 3);
   });
 }
 

@@ -202,9 +202,10 @@ void print_table(const BenchResult& result, std::FILE* out) {
              config.hidden, config.topk, config.experts, config.dtype, config.quant, config.routing,
              fmt::join(config.lanes, ","), config.slots, config.iters, config.seed);
   if (config.quant != "none") {
-    fmt::print(out,
-               "quant    made once for each token; dispatch gains, the cycle pays for experts that turn "
-               "rows back (docs/formats.md)\n");
+    fmt::print(
+        out,
+        "quant    made once for each token; dispatch gains, the cycle pays for experts that turn "
+        "rows back (docs/formats.md)\n");
   }
   const auto ablates = [](const Point& point) { return !point.ablation.empty(); };
   if (!std::any_of(result.points.begin(), result.points.end(), ablates)) print_heading(out);

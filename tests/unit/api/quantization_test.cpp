@@ -137,7 +137,7 @@ TEST(QuantizationTest, ScalesAreCopiedInEitherOrder) {
       EXPECT_EQ(by_column[3 * b + i], scale);
     }
   }
-  expect_error(ErrorCode::invalid_argument, {"rows 1 to 4", "3"}, [&] {
+  expect_error(ErrorCode::invalid_argument, {"first is 1", "count is 3", "3 received"}, [&] {
     copy_scales(received, 1, 3, {by_row.data(), 8, 4});
   });
   alone.comm.release(handle);
