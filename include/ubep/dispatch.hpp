@@ -33,9 +33,8 @@ struct Input {
   ConstRows x;
   std::span<const Payload> payloads;
 
-  Input(const ConstRows& rows,
-        std::span<const Payload> more = {})  // NOLINT(google-explicit-constructor)
-      : x(rows), payloads(more) {}
+  // NOLINTNEXTLINE(google-explicit-constructor): rows alone are what is sent most often
+  Input(const ConstRows& rows, std::span<const Payload> more = {}) : x(rows), payloads(more) {}
   Input(const Rows& rows) : x(rows) {}  // NOLINT(google-explicit-constructor)
   // As ConstRows.
   Input(const void* rows, std::int64_t count, std::int64_t width, DType type,

@@ -198,7 +198,7 @@ void EngineImpl<F>::begin_dispatch(const Input& in, HandleState& h, bool cached)
   note_awaited(1);
 }
 
-// Where records are made: in the slot itself if peers read them there and it is near.
+// Where sent rows are made: in the slot itself if peers read them there and it is near.
 template <Fabric F>
 void EngineImpl<F>::stage_rows(HandleState& h) {
   const std::uint64_t bytes = h.encoder.layout().bytes;
@@ -217,7 +217,7 @@ void EngineImpl<F>::begin_encoding(Op& op) {
   const std::uint64_t bytes = op.line.tokens * op.handle->encoder.source_bytes();
   op.encoding = true;
   op.send.add(0, op.line.tokens, tiles_of(bytes, kTilesForAll));
-  if (bytes > start_bytes() && !arms_) return;  // marks are those of records
+  if (bytes > start_bytes() && !arms_) return;  // marks are those of sent rows
   (void)run_send_tiles(op);
   op.encoding = false;
 }
@@ -233,13 +233,15 @@ template <Fabric F>
 int EngineImpl<F>::encode_tokens(Op& op, Tile& tile) {
   const HandleState& h = *op.handle;
   const std::uint32_t begin = tile.next;
-  for (; tile.next < tile.end; ++tile.next) {
-    auto* to = const_cast<std::byte*>(h.x.row(tile.next));
-    if (fabric_.facts().moves_rows) h.encoder.encode(tile.next, to);
-  }
-  const std::uint32_t done = tile.end - begin;
-  fabric_.work({Work::Kind::copy, done * h.encoder.source_bytes()});
-  return static_cast<int>(done);
+  for (; tile.next < tile.end; ++tile.next) encode_token(h, tile.next);
+  return static_cast<int>(tile.end - begin);
+}
+
+template <Fabric F>
+void EngineImpl<F>::encode_token(const HandleState& h, std::uint32_t token) {
+  auto* to = const_cast<std::byte*>(h.x.row(token));
+  if (fabric_.facts().moves_rows) h.encoder.encode(token, to);
+  fabric_.work({Work::Kind::copy, h.encoder.source_bytes()});
 }
 
 // Own tokens into the slot, where peers read them.
@@ -297,12 +299,7 @@ int EngineImpl<F>::send_tokens(Op& op, Tile& tile) {
   const bool plain = h.encoder.is_plain();
   std::uint64_t copied = 0;
   for (; tile.next < tile.end; ++tile.next) {
-    if (!plain) {
-      Tile one;
-      one.next = tile.next;
-      one.end = tile.next + 1;
-      (void)encode_tokens(op, one);
-    }
+    if (!plain) encode_token(h, tile.next);
     if (!all && h.routed->send.crosses[tile.next] == 0) continue;
     const Range range = own().x(h.slot, stride, tile.next, 1);
     std::byte* to = fabric_.claim(range);

@@ -162,6 +162,7 @@ class EngineImpl final : public Engine {
   bool read_record(Op& op, int q, bool quietly);
   bool read_counts(Op& op, int q);
   int encode_tokens(Op& op, Tile& tile);
+  void encode_token(const HandleState& h, std::uint32_t token);
   int send_tokens(Op& op, Tile& tile);
 
   // place_impl.hpp
@@ -169,7 +170,7 @@ class EngineImpl final : public Engine {
   void place_rows(Op& op);
   void show_received(Op& op);
   bool wants_more(const Op& op) const;
-  void show_record(HandleState& h);
+  void show_sent_row(HandleState& h);
   void show_mapped(Op& op);
   void report_overflow(Op& op);
   void zero_padding(const HandleState& h);

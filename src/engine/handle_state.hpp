@@ -55,7 +55,7 @@ struct HandleState {
   bool leased = false;
   int slot = 0;
   RowEncoder encoder;  // of the caller's rows, where they do not travel as they are
-  ConstRows x;         // rows as they travel; records are rows of bytes
+  ConstRows x;         // sent rows; encoded ones are rows of bytes
   RankSet sources;     // ranks whose rows arrived
   Received received;
   Rows output;

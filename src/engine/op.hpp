@@ -56,7 +56,7 @@ struct Op {
   std::size_t row_bytes = 0;  // of the rows that it moves: what a dispatch sends, or outputs
   std::uint64_t stride = 0;   //   and their distance, here and at peers
   bool cached = false;
-  bool encoding = false;  // own rows turn into records; nothing else goes on
+  bool encoding = false;  // own rows are encoded; nothing else goes on
   Status status;
 
   TileBoard tell{kMaxLanes};   // peers to tell, in shares, where they cannot read what I say

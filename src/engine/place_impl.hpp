@@ -214,7 +214,7 @@ void EngineImpl<F>::show_received(Op& op) {
   r.layout = routed.options.layout;
   r.dtype = h.dtype;
   r.hidden = h.hidden;
-  show_record(h);
+  show_sent_row(h);
   r.topk = routed.shape.topk;
   r.epoch = h.epoch;
   r.sources = h.sources.low();
@@ -275,20 +275,20 @@ bool EngineImpl<F>::wants_more(const Op& op) const {
 
 // How a received row is to be read.
 template <Fabric F>
-void EngineImpl<F>::show_record(HandleState& h) {
+void EngineImpl<F>::show_sent_row(HandleState& h) {
   Received& r = h.received;
   r.quant = h.routed->options.quant;
   r.row_bytes = h.x.row_bytes();
   r.scales = {};
   r.payloads = {};
   if (h.encoder.is_plain()) return;
-  const RecordLayout& record = h.encoder.layout();
-  r.payloads = record.payloads;
+  const SentRowLayout& sent = h.encoder.layout();
+  r.payloads = sent.payloads;
   if (r.quant == Quant::none) return;
-  r.scales = {.offset = static_cast<std::int64_t>(record.row.scale_offset),
-              .count = static_cast<std::int64_t>(record.row.num_scales),
-              .bytes = static_cast<std::int64_t>(record.row.scale_bytes),
-              .block = static_cast<std::int64_t>(record.row.scale_block)};
+  r.scales = {.offset = static_cast<std::int64_t>(sent.row.scale_offset),
+              .count = static_cast<std::int64_t>(sent.row.num_scales),
+              .bytes = static_cast<std::int64_t>(sent.row.scale_bytes),
+              .block = static_cast<std::int64_t>(sent.row.scale_block)};
 }
 
 // Received::mapped: all peers' x slots side by side, ids by (source, token).

@@ -11,7 +11,7 @@ constexpr std::uint64_t kPayloadAlignment = 8;
 
 }  // namespace
 
-void make_record_layout(const Input& in, Quant quant, RecordLayout& layout) {
+void make_sent_row_layout(const Input& in, Quant quant, SentRowLayout& layout) {
   layout.row = RowFormat::of(quant, static_cast<std::size_t>(in.x.hidden));
   layout.row_bytes =
       quant == Quant::none ? static_cast<std::uint64_t>(in.x.row_bytes()) : layout.row.bytes();
@@ -33,7 +33,7 @@ void RowEncoder::begin(const Input& in, Quant quant) {
   if (quant == Quant::none && in.payloads.empty()) return;
   x_ = in.x;
   payloads_.assign(in.payloads.begin(), in.payloads.end());
-  make_record_layout(in, quant, layout_);
+  make_sent_row_layout(in, quant, layout_);
 }
 
 void RowEncoder::encode(std::int64_t token, std::byte* to) const {

@@ -13,20 +13,15 @@
 
 namespace ubep {
 
-// Where things lie in a record, and how long it is.
-struct RecordLayout {
+// Where things lie in a sent row, and how long it is.
+struct SentRowLayout {
   RowFormat row;
   std::uint64_t row_bytes = 0;
   std::vector<PayloadPlace> payloads;
   std::uint64_t bytes = 0;
 };
 // Reuses the memory of `layout`.
-void make_record_layout(const Input& in, Quant quant, RecordLayout& layout);
-inline std::uint64_t record_bytes(const Input& in, Quant quant) {
-  RecordLayout layout;
-  make_record_layout(in, quant, layout);
-  return layout.bytes;
-}
+void make_sent_row_layout(const Input& in, Quant quant, SentRowLayout& layout);
 
 class RowEncoder {
  public:
@@ -34,7 +29,7 @@ class RowEncoder {
   void begin(const Input& in, Quant quant);
 
   bool is_plain() const { return quant_ == Quant::none && payloads_.empty(); }
-  const RecordLayout& layout() const { return layout_; }
+  const SentRowLayout& layout() const { return layout_; }
   // Plain stores.
   void encode(std::int64_t token, std::byte* to) const;
   // Of all payloads of a token, with what aligns them.
@@ -45,7 +40,7 @@ class RowEncoder {
   ConstRows x_;
   Quant quant_ = Quant::none;
   std::vector<Payload> payloads_;
-  RecordLayout layout_;
+  SentRowLayout layout_;
 };
 
 }  // namespace ubep
