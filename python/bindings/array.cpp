@@ -122,7 +122,10 @@ Array import_numpy(nb::handle object, const char* argument) {
   if ((found->flags & kNumpyNative) != 0 && (found->flags & kNumpyAligned) != 0) {
     array.element = element_of_numpy(object, found->kind, found->element_bytes);
   }
-  if (array.element == Element::other) array.dtype = nb::str(object.attr("dtype")).c_str();
+  if (array.element == Element::other) {
+    const nb::object dtype = object.attr("dtype");
+    array.dtype = nb::str(nb::handle(dtype)).c_str();
+  }
   array.keep = Keep(nb::borrow(object));
   return array;
 }
@@ -284,6 +287,11 @@ Array import_array(nb::handle object, const char* argument) {
   return array;
 }
 
+std::string dtype_name(const Array& array) {
+  if (array.element == Element::other) return array.dtype;
+  return array.element == Element::bf16 ? "bfloat16" : facts_of(array.element).numpy;
+}
+
 ConstRows rows_of(const Array& array, const char* argument) {
   const std::string name = argument;
   if (array.ndim != 2) {
@@ -291,8 +299,7 @@ ConstRows rows_of(const Array& array, const char* argument) {
            ", expected 2 dimensions: [rows, hidden]");
   }
   if (array.element > Element::u8) {
-    refuse(name + " has dtype " +
-           (array.element == Element::other ? array.dtype : facts_of(array.element).numpy) +
+    refuse(name + " has dtype " + dtype_name(array) +
            ", expected bfloat16, float16, float32, uint8 or 8-bit floats");
   }
   const std::int64_t row_bytes = array.shape[1] * array.element_bytes;

@@ -62,6 +62,9 @@ struct Array {
 // Error{invalid_argument} that names `argument`.
 Array import_array(nb::handle object, const char* argument);
 
+// As messages name it: "float32", "bfloat16".
+std::string dtype_name(const Array& array);
+
 // [rows, hidden] of an element type that can be sent; elements of a row lie side by side.
 ConstRows rows_of(const Array& array, const char* argument);
 // The same, to be written.

@@ -296,7 +296,8 @@ void bind_communicator(nb::module_& module) {
   bind_dispatch_calls(communicator);
   bind_combine_calls(communicator);
   bind_progress(communicator);
-  nb::module_::import_("atexit").attr("register")(nb::cpp_function(close_all));
+  module.def("_close_all", close_all, "What the end of the interpreter does.");
+  nb::module_::import_("atexit").attr("register")(module.attr("_close_all"));
 }
 
 }  // namespace ubep::python

@@ -133,16 +133,13 @@ nb::object scales(const PyReceived& self, bool column_major) {
 }
 
 template <class T>
-nb::object table(const PyReceived& self, std::span<const T> values, std::int64_t rows_in_it) {
+nb::object table(const PyReceived& self, std::span<const T> values) {
   const auto size = static_cast<std::int64_t>(values.size());
   View view{values.data(), {size}, {}, element_type<T>(), true};
-  const std::int64_t topk = self.get().topk;
-  if (rows_in_it * topk == size) view.shape = {rows_in_it, topk};
+  const Received& r = self.get();
+  const bool is_matrix = r.layout == Layout::rank_major && !self.handle->topk1;
+  if (is_matrix) view.shape = {r.num_rows, r.topk};
   return export_copy(view, self.handle->torch);
-}
-
-bool is_topk1(const Received& r) {
-  return r.topk > 1 && static_cast<std::int64_t>(r.topk_idx.size()) == r.num_rows;
 }
 
 nb::object addresses(const PyReceived& self) {
@@ -251,17 +248,11 @@ void bind_received(nb::module_& module) {
       .UBEP_COPY(expert_offsets)
       .def_prop_ro(
           "topk_idx",
-          [](const PyReceived& self) {
-            const Received& r = self.get();
-            return table(self, r.topk_idx, is_topk1(r) ? -1 : r.num_rows);
-          },
+          [](const PyReceived& self) { return table(self, self.get().topk_idx); },
           "rank_major: int32 [N, K] local expert ids, -1 = not here ([N] for topk1).")
       .def_prop_ro(
           "topk_weights",
-          [](const PyReceived& self) {
-            const Received& r = self.get();
-            return table(self, r.topk_weights, is_topk1(r) ? -1 : r.num_rows);
-          },
+          [](const PyReceived& self) { return table(self, self.get().topk_weights); },
           "rank_major: float32 [N, K], 0 where topk_idx is -1 ([N] for topk1).");
 }
 

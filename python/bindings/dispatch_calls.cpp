@@ -15,11 +15,8 @@ using namespace nb::literals;
 using Clock = std::chrono::steady_clock;
 
 [[noreturn]] void refuse_dtype(const Array& array, const char* argument, const char* expected) {
-  const std::string seen = array.element == Element::other
-                               ? array.dtype
-                               : std::to_string(array.element_bytes) + "-byte elements";
-  throw Error(ErrorCode::invalid_argument,
-              std::string(argument) + " has " + seen + ", expected " + expected);
+  throw Error(ErrorCode::invalid_argument, std::string(argument) + " has dtype " +
+                                               dtype_name(array) + ", expected " + expected);
 }
 
 void check_matrix(const Array& array, const char* argument) {
@@ -174,6 +171,7 @@ void give_memory(DispatchCall& call) {
   h.parts.payloads = std::move(call.payload_memory);
   h.num_tokens = call.rows.num_rows;
   h.torch = call.x.torch;
+  h.topk1 = call.options.topk1;
 }
 
 // Repeats `begin`, which waits for a slice at most, until the operation is complete.
@@ -253,6 +251,7 @@ CachedCall take_cached(PyCommunicator& c, nb::handle x, nb::handle cached,
       refuse_keyword("cached dispatch", keyword);
     }
   }
+  found.call.options.topk1 = nb::cast<const PyHandle&>(cached).topk1;
   take_handle(c, found.call);
   give_memory(found.call);
   return found;

@@ -71,6 +71,7 @@ struct PyHandle {
   HandleParts parts;
   std::int64_t num_tokens = 0;
   bool torch = false;
+  bool topk1 = false;  // of the dispatch's options
 };
 
 // Waits in slices, without the GIL, and throws what a signal's handler raised in between.

@@ -1,5 +1,7 @@
 #include "ubep/status.hpp"
 
+#include <nanobind/stl/string.h>
+
 #include <string>
 
 #include "bindings.hpp"
