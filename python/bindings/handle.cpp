@@ -1,5 +1,7 @@
 #include "ubep/handle.hpp"
 
+#include <nanobind/stl/shared_ptr.h>
+
 #include <memory>
 
 #include "bindings.hpp"
@@ -18,6 +20,13 @@ nb::object expert_output(nb::handle_t<PyHandle> object) {
                       element_of(rows.dtype),
                       true},
                      object, self.torch);
+}
+
+nb::object token_of(nb::handle_t<PyHandle> object) {
+  static std::int64_t last = 0;
+  PyHandle& self = nb::cast<PyHandle&>(object);
+  if (self.token == 0) self.token = ++last;
+  return export_view({&self.token, {1}, {}, Element::i64, true}, object, true);
 }
 
 }  // namespace
@@ -64,8 +73,13 @@ void bind_handle(nb::module_& module) {
                    [](const PyHandle& self) { return self.parts.native.holds_lease(); })
       .def_prop_ro("epoch", [](const PyHandle& self) { return self.parts.native.epoch(); },
                    "Of the latest dispatch; 0 = never dispatched.")
+      .def_prop_ro("communicator", [](const PyHandle& self) { return self.communicator; },
+                   nb::sig("def communicator(self) -> Communicator | None"),
+                   "Whose dispatches these are; None = never dispatched.")
       .def_prop_ro("num_tokens", [](const PyHandle& self) { return self.num_tokens; },
                    "Tokens that this rank sent in the latest dispatch.");
+  module.def("_token", token_of,
+             "int64 [1], a tensor of PyTorch that names the handle and keeps it alive.");
 }
 
 }  // namespace ubep::python

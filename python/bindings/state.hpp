@@ -72,6 +72,7 @@ struct PyHandle {
   std::int64_t num_tokens = 0;
   bool torch = false;
   bool topk1 = false;  // of the dispatch's options
+  std::int64_t token = 0;  // names the handle where only tensors are passed on
 };
 
 // Waits in slices, without the GIL, and throws what a signal's handler raised in between.

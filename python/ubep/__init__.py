@@ -56,5 +56,6 @@ from ._errors import (
     StatusError,
     Timeout,
 )
+from .expert_parallel import Dispatched, ExpertParallel
 
-__all__ = [name for name in dir() if not name.startswith("_")] + ["__version__"]
+__all__ = [name for name in dir() if name[0].isalpha() and name != "expert_parallel"]

@@ -1,0 +1,169 @@
+"""What a model's MoE layer holds: a communicator with the options of its dispatches."""
+
+import sys
+from typing import Any, Callable, NamedTuple
+
+from . import _core
+from ._bootstrap import init
+from ._errors import Misuse
+
+_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "half": "fp16", "float": "fp32"}
+_OPTIONS = ("layout", "path", "reduction", "topk1", "in_place", "contiguous", "expert_alignment",
+            "quant", "weighting")
+
+
+def _dtype_name(dtype: Any) -> Any:
+    """"bf16" of torch.bfloat16, ml_dtypes.bfloat16, "bfloat16" or "bf16"."""
+    if isinstance(dtype, (str, _core.DType)):
+        name = dtype
+    else:
+        name = getattr(dtype, "__name__", None) or str(dtype).rsplit(".", 1)[-1]
+    return _DTYPES.get(name, name)
+
+
+class Dispatched(NamedTuple):
+    """What an owner received, and what brings its outputs back.
+
+    rows: [N, hidden]. expert_counts: int32 [local experts]. weights, index: of expert layouts float32
+    and int32 [N], the top-k weight of each row and which choice k it is (-1 = padding); of rank_major
+    [N, topk], weights and local expert ids (-1 = not here). handle: a Handle, or within a graph a
+    tensor that names one. num_tokens: of this rank's x.
+    """
+
+    rows: Any
+    expert_counts: Any
+    weights: Any
+    index: Any
+    handle: Any
+    num_tokens: int
+
+
+def _needs_graph(x: Any, weights: Any) -> bool:
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(x, torch.Tensor):
+        return False
+    if torch.compiler.is_compiling():
+        return True
+    return torch.is_grad_enabled() and (x.requires_grad or weights.requires_grad)
+
+
+class ExpertParallel:
+    """Dispatch and combine of one MoE layer, or of all layers that share a communicator.
+
+        ep = ubep.ExpertParallel(num_experts=64, hidden=1024, topk=8, max_tokens=512)
+        d = ep.dispatch(x, topk_idx, topk_weights)
+        y = ep.combine(experts(d.rows, d.expert_counts), d)
+
+    x [num_tokens, hidden], topk_idx [num_tokens, topk] (-1 = none), topk_weights float32. Where a
+    gradient is needed, and within torch.compile, both are operators of PyTorch with gradients for
+    x, topk_weights and the experts (ubep.torch_ops). Otherwise rows are a view, without a copy,
+    until combine. All ranks make the same calls in the same order, backward included.
+
+    training: leaves room for gradients, rows of hidden + topk elements of `grad_dtype`.
+    comm: an existing communicator instead of a new one. Other options are those of
+    Communicator.create and DispatchOptions.
+    """
+
+    def __init__(self, *, num_experts: int = 0, hidden: int = 0, topk: int = 8, max_tokens: int = 0,
+                 dtype: Any = "bf16", training: bool = False, grad_dtype: Any = "fp32",
+                 layout: Any = "expert_major", bootstrap: "_core.Bootstrap | None" = None,
+                 comm: "_core.Communicator | None" = None, **options: Any) -> None:
+        chosen = {name: options.pop(name) for name in _OPTIONS if name in options}
+        if comm is None:
+            room = dict(max_hidden=hidden, max_dtype=_dtype_name(dtype))
+            if training:
+                room = dict(max_hidden=hidden + topk, max_dtype="fp32")
+            comm = init(bootstrap, num_experts=num_experts, max_tokens=max_tokens, max_topk=topk,
+                        **room, **options)
+        elif options:
+            raise TypeError(f"with comm, unexpected options: {', '.join(options)}")
+        self.comm = comm
+        self.options = _core.DispatchOptions(layout=layout, **chosen)
+        self.is_rank_major = self.options.layout == _core.Layout.rank_major
+        is_padded = self.options.layout == _core.Layout.expert_padded
+        capacity = options.get("expert_capacity", 0)
+        self.padded_rows = comm.num_local_experts * capacity if is_padded and capacity else None
+        self.grad_dtype: Any = None
+        self._key = ""
+        torch = sys.modules.get("torch")
+        if torch is not None:
+            from . import torch_ops
+
+            names = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+            self.grad_dtype = names[_dtype_name(grad_dtype)]
+            self._key = torch_ops.register_layer(self)
+
+    def dispatch(self, x: Any, topk_idx: Any, topk_weights: Any, *,
+                 handle: "_core.Handle | None" = None) -> Dispatched:
+        """Sends x to the owners of its experts; waits for what others send here."""
+        if _needs_graph(x, topk_weights):
+            from . import torch_ops
+
+            found = torch_ops.dispatch(x, topk_idx, topk_weights, self._key)
+            return Dispatched(*found, x.shape[0])
+        return self._shown(self.comm.dispatch(x, topk_idx, topk_weights, handle=handle,
+                                              options=self.options))
+
+    def combine(self, y: Any, dispatched: Dispatched, *, out: Any = None, added: Any = ()) -> Any:
+        """[num_tokens, hidden]: the sums of the expert outputs y, one row for each of
+        dispatched.rows; None = they were written to handle.expert_output. out, added: as
+        Communicator.combine, not within a graph."""
+        if isinstance(dispatched.handle, _core.Handle):
+            return self.comm.combine(dispatched.handle, y, out=out, added=added)
+        from . import torch_ops
+
+        if out is not None or len(added) > 0:
+            raise TypeError("combine() within a graph takes neither out nor added")
+        return torch_ops.combine(y, dispatched.weights, dispatched.handle, dispatched.num_tokens)
+
+    def layer(self, x: Any, topk_idx: Any, topk_weights: Any,
+              experts: "Callable[[Any, Any], Any]") -> Any:
+        """dispatch, y = experts(rows, expert_counts), combine."""
+        dispatched = self.dispatch(x, topk_idx, topk_weights)
+        return self.combine(experts(dispatched.rows, dispatched.expert_counts), dispatched)
+
+    def start_dispatch(self, x: Any, topk_idx: Any, topk_weights: Any, *,
+                       handle: "_core.Handle | None" = None) -> _core.Handle:
+        """Without waiting and without gradients; then wait(handle) gives what was received."""
+        return self.comm.start_dispatch(x, topk_idx, topk_weights, handle=handle, options=self.options)
+
+    def start_combine(self, y: Any, dispatched: Dispatched, *, out: Any = None) -> Any:
+        """Without waiting and without gradients: the result is there after finish()."""
+        return self.comm.start_combine(dispatched.handle, y, out=out)
+
+    def step(self) -> int:
+        """Moves what was started on; 0 = nothing to do right now."""
+        return self.comm.step()
+
+    def wait(self, handle: _core.Handle, timeout: "float | None" = None) -> Dispatched:
+        """What a started dispatch received."""
+        self.comm.wait(handle, timeout)
+        return self._shown(handle)
+
+    def finish(self, dispatched: Dispatched, timeout: "float | None" = None) -> None:
+        """Waits for a started combine."""
+        self.comm.wait(dispatched.handle, timeout)
+
+    def stats(self, dispatched: Dispatched) -> _core.OperationStats:
+        """Path, reason and bytes copied."""
+        handle = dispatched.handle
+        if not isinstance(handle, _core.Handle):
+            from . import torch_ops
+
+            handle = torch_ops.handle_of(handle)
+        return handle.stats
+
+    def close(self) -> None:
+        self.comm.close()
+
+    def _shown(self, handle: _core.Handle) -> Dispatched:
+        received = handle.received
+        if self.is_rank_major:
+            weights, index = received.topk_weights, received.topk_idx
+        else:
+            weights, index = handle.row_weights(), handle.row_choices()
+        try:
+            rows = received.rows
+        except Misuse:
+            rows = received.copy_rows()
+        return Dispatched(rows, received.expert_counts, weights, index, handle, handle.num_tokens)
