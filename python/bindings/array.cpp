@@ -62,8 +62,8 @@ Element element_of_code(dtype_code code, int bits, int lanes) {
 }
 
 std::string name_of(const nb::dlpack::dtype& dtype) {
-  static constexpr const char* kNames[] = {"int",     "uint", "float", "opaque",
-                                           "bfloat",  "complex", "bool"};
+  static constexpr const char* kNames[] = {"int",    "uint",    "float", "opaque",
+                                           "bfloat", "complex", "bool"};
   const std::string name = dtype.code < std::size(kNames) ? kNames[dtype.code] : "code ";
   return name + std::to_string(dtype.bits);
 }
@@ -220,44 +220,44 @@ void free_tensor(ManagedTensor* tensor) {
   delete tensor;
 }
 
-nb::object to_torch(const View& view, nb::handle owner, const DlpackExchange& exchange) {
+nb::any to_torch(const View& view, nb::handle owner, const DlpackExchange& exchange) {
   const std::size_t ndim = view.shape.size();
   auto* numbers_of = new std::int64_t[2 * ndim];
   std::copy(view.shape.begin(), view.shape.end(), numbers_of);
   std::copy(view.stride.begin(), view.stride.end(), numbers_of + ndim);
   const ElementFacts& facts = facts_of(view.element);
-  auto* managed = new ManagedTensor{
-      {1, 0},
-      owner.inc_ref().ptr(),
-      free_tensor,
-      0,
-      {const_cast<void*>(view.data),
-       {kCpu, 0},
-       static_cast<std::int32_t>(ndim),
-       {static_cast<std::uint8_t>(facts.code), facts.bits, 1},
-       numbers_of,
-       numbers_of + ndim,
-       0}};
+  auto* managed = new ManagedTensor{{1, 0},
+                                    owner.inc_ref().ptr(),
+                                    free_tensor,
+                                    0,
+                                    {const_cast<void*>(view.data),
+                                     {kCpu, 0},
+                                     static_cast<std::int32_t>(ndim),
+                                     {static_cast<std::uint8_t>(facts.code), facts.bits, 1},
+                                     numbers_of,
+                                     numbers_of + ndim,
+                                     0}};
   void* object = nullptr;
   if (exchange.to_object(managed, &object) != 0) {
     free_tensor(managed);
     throw nb::python_error();
   }
-  return nb::steal(static_cast<PyObject*>(object));
+  return nb::steal<nb::any>(static_cast<PyObject*>(object));
 }
 
 template <class... Arguments>
-nb::object cast_view(const View& view, nb::handle owner) {
+nb::any cast_view(const View& view, nb::handle owner) {
   std::vector<std::size_t> shape(view.shape.begin(), view.shape.end());
   const bool as_bits = view.element == Element::bf16 &&
                        std::is_same_v<std::tuple_element_t<0, std::tuple<Arguments...>>, nb::numpy>;
   const ElementFacts& facts = facts_of(view.element);
-  const nb::dlpack::dtype dtype{
-      static_cast<std::uint8_t>(as_bits ? dtype_code::UInt : facts.code), facts.bits, 1};
+  const nb::dlpack::dtype dtype{static_cast<std::uint8_t>(as_bits ? dtype_code::UInt : facts.code),
+                                facts.bits, 1};
   const nb::ndarray<Arguments...> array(const_cast<void*>(view.data), shape.size(), shape.data(),
                                         owner, view.stride.data(), dtype, kCpu, 0);
   nb::object object = nb::cast(array, nb::rv_policy::reference);
-  return as_bits ? object.attr("view")(bf16_type()) : object;
+  if (as_bits) object = object.attr("view")(bf16_type());
+  return nb::steal<nb::any>(object.release());
 }
 
 }  // namespace
@@ -330,7 +330,7 @@ void refuse_overlap(const Rows& out, const ConstRows& in, const char* name) {
   refuse(std::string("out overlaps ") + name + ", expected memory of its own");
 }
 
-nb::object export_view(const View& given, nb::handle owner, bool torch) {
+nb::any export_view(const View& given, nb::handle owner, bool torch) {
   View view = given;
   if (view.stride.empty()) {
     view.stride.resize(view.shape.size());
@@ -346,7 +346,7 @@ nb::object export_view(const View& given, nb::handle owner, bool torch) {
                        : cast_view<nb::numpy, nb::ro>(view, owner);
 }
 
-nb::object export_copy(View view, bool torch) {
+nb::any export_copy(View view, bool torch) {
   std::size_t bytes = facts_of(view.element).bits / 8;
   for (const std::int64_t n : view.shape) bytes *= static_cast<std::size_t>(n);
   // Never empty: some consumers take a null pointer for a missing array.
@@ -359,7 +359,7 @@ nb::object export_copy(View view, bool torch) {
   return export_view(view, owner, torch);
 }
 
-nb::object make_rows(std::int64_t rows, std::int64_t hidden, DType dtype, bool torch) {
+nb::any make_rows(std::int64_t rows, std::int64_t hidden, DType dtype, bool torch) {
   return export_copy({nullptr, {rows, hidden}, {}, element_of(dtype), true}, torch);
 }
 

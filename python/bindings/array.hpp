@@ -83,10 +83,10 @@ struct View {
 };
 
 // An array of NumPy, or of PyTorch, over memory that `owner` keeps.
-nb::object export_view(const View& view, nb::handle owner, bool torch);
+nb::any export_view(const View& view, nb::handle owner, bool torch);
 
 // A new array with a copy of `bytes` from view.data.
-nb::object export_copy(View view, bool torch);
+nb::any export_copy(View view, bool torch);
 
 template <class T>
 Element element_type() {
@@ -97,13 +97,13 @@ Element element_type() {
 }
 
 template <class T>
-nb::object export_copy(std::span<const T> values, bool torch) {
+nb::any export_copy(std::span<const T> values, bool torch) {
   return export_copy(
       {values.data(), {static_cast<std::int64_t>(values.size())}, {}, element_type<T>(), true},
       torch);
 }
 
 // A new array [rows, hidden].
-nb::object make_rows(std::int64_t rows, std::int64_t hidden, DType dtype, bool torch);
+nb::any make_rows(std::int64_t rows, std::int64_t hidden, DType dtype, bool torch);
 
 }  // namespace ubep::python

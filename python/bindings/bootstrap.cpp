@@ -17,9 +17,12 @@ void bind_bootstrap(nb::module_& module) {
           "__init__",
           [](Bootstrap* self, int rank, int size, const std::string& job, double timeout) {
             const std::chrono::milliseconds ms(static_cast<std::int64_t>(timeout * 1e3));
-            new (self) Bootstrap{
-                .rank = rank, .size = size, .job = job, .timeout = ms, .threads = {},
-                .launcher = {}};
+            new (self) Bootstrap{.rank = rank,
+                                 .size = size,
+                                 .job = job,
+                                 .timeout = ms,
+                                 .threads = {},
+                                 .launcher = {}};
           },
           "rank"_a, "size"_a, "job"_a, "timeout"_a = 30.0)
       .def_static("from_environment", &Bootstrap::from_environment,
@@ -38,8 +41,8 @@ void bind_bootstrap(nb::module_& module) {
           "Seconds in which all ranks must arrive.")
       .def_ro("launcher", &Bootstrap::launcher)
       .def("__repr__", [](const Bootstrap& self) {
-        return "Bootstrap(rank=" + std::to_string(self.rank) + ", size=" +
-               std::to_string(self.size) + ", job='" + self.job + "')";
+        return "Bootstrap(rank=" + std::to_string(self.rank) +
+               ", size=" + std::to_string(self.size) + ", job='" + self.job + "')";
       });
   nb::class_<ThreadGroup>(module, "ThreadGroup", "Ranks as threads of this process, for tests.")
       .def(nb::init<int>(), "size"_a)

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "calls.hpp"
+#include "options.hpp"
 #include "ubep/combine.hpp"
 #include "ubep/status.hpp"
 
@@ -34,7 +35,8 @@ void take_added(CombineCall& call, nb::handle added) {
   std::size_t n = 0;
   for (nb::handle one : nb::iter(added)) {
     if (n == call.args.added.size()) {
-      throw Error(ErrorCode::invalid_argument, "added has more than 2 matrices, expected at most 2");
+      throw Error(ErrorCode::invalid_argument,
+                  "added has more than 2 matrices, expected at most 2");
     }
     call.args.added[n++] = take_rows(call, one, "added");
   }
@@ -62,10 +64,10 @@ CombineCall take_call(PyHandle& h, nb::handle y, nb::handle out, const Extras& e
     call.memory.push_back(std::move(array.keep));
   }
   const DType dtype = y.is_none() ? output.dtype : call.args.y.dtype;
-  call.out = out.is_none()
-                 ? make_rows(h.num_tokens, y.is_none() ? output.hidden : call.args.y.hidden, dtype,
-                             torch)
-                 : nb::borrow(out);
+  call.out =
+      out.is_none()
+          ? make_rows(h.num_tokens, y.is_none() ? output.hidden : call.args.y.hidden, dtype, torch)
+          : nb::borrow(out);
   Array array = import_array(call.out, "out");
   call.args.out = writable_rows_of(array, "out");
   call.memory.push_back(std::move(array.keep));
@@ -169,9 +171,10 @@ nb::object with_keywords(PyCommunicator& c, nb::handle handle, const nb::args& r
 
 }  // namespace
 
-#define UBEP_COMBINE                                                                  \
-  "handle: Handle, y: ArrayLike | None = None, *, out: ArrayLike | None = None, "    \
-  "unweighted: bool = False, added: Sequence[ArrayLike] = ()) -> ArrayLike"
+#define UBEP_COMBINE                                                     \
+  "handle: Handle, y: " UBEP_ARRAY " | None = None, *, out: " UBEP_ARRAY \
+  " | None = None, "                                                     \
+  "unweighted: bool = False, added: collections.abc.Sequence[" UBEP_ARRAY "] = ()) -> typing.Any"
 
 void bind_combine_calls(CommunicatorClass& communicator) {
   communicator

@@ -29,9 +29,10 @@ std::vector<std::int32_t> map_argument(nb::handle value, const char* argument) {
   return found;
 }
 
-#define UBEP_FIELD(field, convert)                                                        \
-  {#field, [](CommunicatorOptions& o, nb::handle v) { o.field = convert(v, #field); },    \
-   nullptr}
+#define UBEP_FIELD(field, convert)                                                              \
+  {                                                                                             \
+    #field, [](CommunicatorOptions& o, nb::handle v) { o.field = convert(v, #field); }, nullptr \
+  }
 
 constexpr Field<CommunicatorOptions> kFields[] = {
     UBEP_FIELD(num_experts, int_argument),
@@ -141,8 +142,7 @@ void wait(PyCommunicator& c, nb::handle handle, nb::handle timeout) {
   PyHandle& h = handle_of(c, handle);
   const milliseconds limit = timeout.is_none() ? c.timeout : seconds_argument(timeout, "timeout");
   try {
-    const Status status =
-        wait_until(c, h.parts.native, std::chrono::steady_clock::now() + limit);
+    const Status status = wait_until(c, h.parts.native, std::chrono::steady_clock::now() + limit);
     drop_ended(h);
     raise_unless_ok(status, handle);
   } catch (nb::python_error& error) {
@@ -168,15 +168,11 @@ nb::object input(nb::handle_t<PyCommunicator> self, std::int64_t num_tokens, std
   auto& c = nb::cast<PyCommunicator&>(self);
   const Turn turn(c, "input");
   Rows x;
-  raise_unless_ok(
-      c.native.input(num_tokens, hidden, enum_argument<DType>(dtype, "dtype"), x));
+  raise_unless_ok(c.native.input(num_tokens, hidden, enum_argument<DType>(dtype, "dtype"), x));
   const auto bytes = static_cast<std::int64_t>(size_of(x.dtype));
-  return export_view({x.data,
-                      {x.num_rows, x.hidden},
-                      {x.stride() / bytes, 1},
-                      element_of(x.dtype),
-                      true},
-                     self, torch);
+  return export_view(
+      {x.data, {x.num_rows, x.hidden}, {x.stride() / bytes, 1}, element_of(x.dtype), true}, self,
+      torch);
 }
 
 void set_lanes(PyCommunicator& c, int lanes, const std::vector<int>& roles, nb::handle order) {
@@ -196,30 +192,33 @@ void trace(PyCommunicator& c, bool on) {
 }
 
 nb::dict lane_times(const PyCommunicator& c, int lane) {
-  static constexpr const char* kNames[kActivities] = {"count",     "send",    "receive", "wait_flag",
-                                                      "wait_base", "barrier", "idle"};
+  static constexpr const char* kNames[kActivities] = {
+      "count", "send", "receive", "wait_flag", "wait_base", "barrier", "idle"};
   if (lane < 0 || lane >= LaneClock::kLanes) {
-    throw Error(ErrorCode::invalid_argument, "lane is " + std::to_string(lane) + ", expected 0..63");
+    throw Error(ErrorCode::invalid_argument,
+                "lane is " + std::to_string(lane) + ", expected 0..63");
   }
   nb::dict found;
   for (std::size_t a = 0; a < kActivities; ++a) found[kNames[a]] = c.clock.times(lane)[a];
   return found;
 }
 
-#define UBEP_KEYWORDS                                                                          \
-  "num_experts: int, expert_rank: Sequence[int] | None = None, max_tokens: int = 0, "          \
-  "max_hidden: int, max_dtype: DType | str = ..., max_payload: int = 0, max_topk: int = 8, "   \
-  "slots: int = 2, expert_capacity: int = 0, push: bool = True, "                              \
-  "protocol: Protocol | str = ..., checksum_rows: int = 0, bsp: bool = False, "                \
+#define UBEP_KEYWORDS                                                                              \
+  "num_experts: int, expert_rank: collections.abc.Sequence[int] | None = None, max_tokens: int = " \
+  "0, "                                                                                            \
+  "max_hidden: int, max_dtype: DType | str = ..., max_payload: int = 0, max_topk: int = 8, "       \
+  "slots: int = 2, expert_capacity: int = 0, push: bool = True, "                                  \
+  "protocol: Protocol | str = ..., checksum_rows: int = 0, bsp: bool = False, "                    \
   "stage_pushed: bool = False, store: Store | str = ..., timeout: float = 0"
 
 void bind_creation(CommunicatorClass& communicator) {
   communicator
-      .def_static("create", create, "bootstrap"_a, "kwargs"_a,
-                  nb::sig("def create(bootstrap: Bootstrap, *, " UBEP_KEYWORDS ") -> Communicator"),
-                  "Collective, with the same options on every rank (store and timeout are a rank's\n"
-                  "own). timeout: seconds of waiting calls; 0 = UBEP_TIMEOUT_MS, else 30 s.\n"
-                  "Raises InvalidArgument and SetupError within the bootstrap's timeout.")
+      .def_static(
+          "create", create, "bootstrap"_a, "kwargs"_a,
+          nb::sig("def create(bootstrap: Bootstrap, *, " UBEP_KEYWORDS ") -> Communicator"),
+          "Collective, with the same options on every rank (store and timeout are a rank's\n"
+          "own). timeout: seconds of waiting calls; 0 = UBEP_TIMEOUT_MS, else 30 s.\n"
+          "Raises InvalidArgument and SetupError within the bootstrap's timeout.")
       .def_static(
           "plan_memory",
           [](int rank, int size, const nb::kwargs& given) {
@@ -229,9 +228,12 @@ void bind_creation(CommunicatorClass& communicator) {
           nb::sig("def plan_memory(rank: int, size: int, *, " UBEP_KEYWORDS ") -> MemoryPlan"),
           "What create() would reserve on `rank` of `size`.")
       .def("close", close, "Local and idempotent. Views stay readable.")
-      .def("__enter__", [](nb::handle_t<PyCommunicator> self) { return nb::borrow(self); })
-      .def("__exit__", [](PyCommunicator& self, const nb::args&) { close(self); },
-           nb::sig("def __exit__(self, *args: object) -> None"));
+      .def(
+          "__enter__", [](nb::handle_t<PyCommunicator> self) { return nb::borrow(self); },
+          nb::sig("def __enter__(self) -> Communicator"))
+      .def(
+          "__exit__", [](PyCommunicator& self, const nb::args&) { close(self); },
+          nb::sig("def __exit__(self, *args: object) -> None"));
 }
 
 void bind_facts(CommunicatorClass& communicator) {
@@ -252,22 +254,24 @@ void bind_progress(CommunicatorClass& communicator) {
       .def("step", step, "lane"_a = 0, "lanes"_a = 1,
            "Moves every started operation on without waiting; returns the work done, 0 = idle.\n"
            "Threads may call it at once, each with a lane of its own, also beside wait().")
-      .def("poll", poll, "handle"_a,
+      .def("poll", poll, "handle"_a, nb::sig("def poll(self, handle: Handle) -> bool"),
            "Whether the handle's latest operation is complete; raises what it ended with.")
       .def("wait", wait, "handle"_a, "timeout"_a.none() = nb::none(),
            nb::sig("def wait(self, handle: Handle, timeout: float | None = None) -> None"),
            "Until the handle's latest operation is complete; `timeout` in seconds. Timeout and\n"
            "KeyboardInterrupt leave it pending.")
-      .def("release", release, "handle"_a, "Ends the lease without a combine.")
+      .def("release", release, "handle"_a, nb::sig("def release(self, handle: Handle) -> None"),
+           "Ends the lease without a combine.")
       .def("input", input, "num_tokens"_a, "hidden"_a, "dtype"_a, "torch"_a = false,
            nb::sig("def input(self, num_tokens: int, hidden: int, dtype: DType | str, "
-                   "torch: bool = False) -> ArrayLike"),
+                   "torch: bool = False) -> typing.Any"),
            "A buffer for the next dispatch's x, which must be passed to it. Raises SlotBusy, and\n"
            "NotReady until peers have given their slot back: step() and try again.")
       .def("set_lanes", set_lanes, "lanes"_a, "roles"_a = nb::make_tuple(0, 0, 0),
            "order"_a = "scheduled",
-           nb::sig("def set_lanes(self, lanes: int, roles: Sequence[int] = (0, 0, 0), "
-                   "order: SendOrder | str = 'scheduled') -> None"),
+           nb::sig(
+               "def set_lanes(self, lanes: int, roles: collections.abc.Sequence[int] = (0, 0, 0), "
+               "order: SendOrder | str = 'scheduled') -> None"),
            "How many lanes will call step() at once, 1..64. No operation may be pending.")
       .def("trace", trace, "on"_a, "Starts, with all times at 0, or ends lane_times().")
       .def("lane_times", lane_times, "lane"_a = 0,

@@ -16,9 +16,11 @@ namespace {
 
 using namespace nb::literals;
 
-#define UBEP_FIELD(field, convert)                                                      \
-  {#field, [](DispatchOptions& o, nb::handle v) { o.field = convert(v, #field); },      \
-   [](const DispatchOptions& o) { return nb::cast(o.field); }}
+#define UBEP_FIELD(field, convert)                                                  \
+  {                                                                                 \
+    #field, [](DispatchOptions& o, nb::handle v) { o.field = convert(v, #field); }, \
+        [](const DispatchOptions& o) { return nb::cast(o.field); }                  \
+  }
 
 constexpr Field<DispatchOptions> kFields[] = {
     UBEP_FIELD(layout, enum_argument<Layout>),
@@ -47,8 +49,7 @@ Element element_of(const Received& r) {
   return r.quant == Quant::none ? python::element_of(r.dtype) : Element::u8;
 }
 std::int64_t width_of(const Received& r) {
-  return r.quant == Quant::none ? r.hidden
-                                : quantized_row_bytes(r.quant, r.hidden);
+  return r.quant == Quant::none ? r.hidden : quantized_row_bytes(r.quant, r.hidden);
 }
 std::int64_t element_bytes(const Received& r) {
   return r.quant == Quant::none ? static_cast<std::int64_t>(size_of(r.dtype)) : 1;
@@ -58,7 +59,7 @@ bool may_write(const PyReceived& self, const Received& r) {
   return r.base == self.handle->parts.native.expert_output().data;
 }
 
-nb::object rows(const PyReceived& self) {
+nb::any rows(const PyReceived& self) {
   const Received& r = self.get();
   if (!r.row_table.empty()) no_tensor(r);
   return export_view({r.base,
@@ -69,7 +70,7 @@ nb::object rows(const PyReceived& self) {
                      self.owner, self.handle->torch);
 }
 
-nb::object blocks(const PyReceived& self) {
+nb::any blocks(const PyReceived& self) {
   const Received& r = self.get();
   if (r.src_stride_bytes == 0) no_tensor(r);
   const std::int64_t bytes = element_bytes(r);
@@ -82,17 +83,17 @@ nb::object blocks(const PyReceived& self) {
                      self.owner, self.handle->torch);
 }
 
-nb::object copy_rows(const PyReceived& self, nb::handle out) {
+nb::any copy_rows(const PyReceived& self, nb::handle out) {
   const Received& r = self.get();
   const DType dtype = r.quant == Quant::none ? r.dtype : DType::u8;
-  nb::object made = out.is_none() ? make_rows(r.num_rows, width_of(r), dtype, self.handle->torch)
-                                  : nb::borrow(out);
+  const nb::any made = out.is_none() ? make_rows(r.num_rows, width_of(r), dtype, self.handle->torch)
+                                     : nb::borrow<nb::any>(out);
   const Array array = import_array(made, "out");
   const Rows to = writable_rows_of(array, "out");
   if (to.num_rows != r.num_rows || to.hidden != width_of(r) || to.dtype != dtype) {
     throw Error(ErrorCode::invalid_argument,
-                std::string("out is ") + name(to.dtype) + " [" + std::to_string(to.num_rows) + ", " +
-                    std::to_string(to.hidden) + "], expected " + name(dtype) + " [" +
+                std::string("out is ") + name(to.dtype) + " [" + std::to_string(to.num_rows) +
+                    ", " + std::to_string(to.hidden) + "], expected " + name(dtype) + " [" +
                     std::to_string(r.num_rows) + ", " + std::to_string(width_of(r)) + "]");
   }
   if (r.row_table.empty()) {
@@ -104,7 +105,7 @@ nb::object copy_rows(const PyReceived& self, nb::handle out) {
   return made;
 }
 
-nb::object payload(const PyReceived& self, const std::string& name) {
+nb::any payload(const PyReceived& self, const std::string& name) {
   const Received& r = self.get();
   if (!r.row_table.empty()) no_tensor(r);
   const auto found = std::find_if(r.payloads.begin(), r.payloads.end(),
@@ -117,23 +118,23 @@ nb::object payload(const PyReceived& self, const std::string& name) {
                      self.owner, self.handle->torch);
 }
 
-nb::object scales(const PyReceived& self, bool column_major) {
+nb::any scales(const PyReceived& self, bool column_major) {
   const Received& r = self.get();
   if (r.quant == Quant::none) throw Error(ErrorCode::misuse, "scales: the rows are not quantised");
   const std::int64_t bytes = r.scales.bytes;
   const Element element = bytes == 4 ? Element::fp32 : Element::u8;
   View view{nullptr, {r.num_rows, r.scales.count}, {}, element, true};
   if (column_major) std::swap(view.shape[0], view.shape[1]);
-  nb::object made = export_copy(view, self.handle->torch);
+  const nb::any made = export_copy(view, self.handle->torch);
   const Array array = import_array(made, "scales");
   copy_scales(r, 0, r.num_rows,
               column_major ? ScaleMatrix{array.data, bytes, r.num_rows * bytes}
                            : ScaleMatrix{array.data, r.scales.count * bytes, bytes});
-  return column_major ? made.attr("T") : made;
+  return column_major ? nb::borrow<nb::any>(nb::object(made.attr("T"))) : made;
 }
 
 template <class T>
-nb::object table(const PyReceived& self, std::span<const T> values) {
+nb::any table(const PyReceived& self, std::span<const T> values) {
   const auto size = static_cast<std::int64_t>(values.size());
   View view{values.data(), {size}, {}, element_type<T>(), true};
   const Received& r = self.get();
@@ -142,7 +143,7 @@ nb::object table(const PyReceived& self, std::span<const T> values) {
   return export_copy(view, self.handle->torch);
 }
 
-nb::object addresses(const PyReceived& self) {
+nb::any addresses(const PyReceived& self) {
   const Received& r = self.get();
   std::vector<std::uint64_t> found(static_cast<std::size_t>(r.num_rows));
   for (std::int64_t i = 0; i < r.num_rows; ++i) {
@@ -151,7 +152,7 @@ nb::object addresses(const PyReceived& self) {
   return export_copy(std::span<const std::uint64_t>(found), false);
 }
 
-nb::object mapped(const PyReceived& self) {
+nb::any mapped(const PyReceived& self) {
   const Received& r = self.get();
   if (r.mapped == nullptr) {
     throw Error(ErrorCode::misuse, "mapped: dispatch with mapped_view=True, expected path 'read'");
@@ -170,7 +171,7 @@ nb::object mapped(const PyReceived& self) {
 }
 
 template <class T>
-nb::object mapped_table(const PyReceived& self, std::span<const T> values) {
+nb::any mapped_table(const PyReceived& self, std::span<const T> values) {
   const auto ranks = static_cast<std::int64_t>(self.handle->communicator->native.size());
   const std::int64_t topk = self.get().topk;
   const auto tokens = static_cast<std::int64_t>(values.size()) / (ranks * topk);
@@ -178,24 +179,27 @@ nb::object mapped_table(const PyReceived& self, std::span<const T> values) {
                      self.handle->torch);
 }
 
-#define UBEP_COPY(field)                                       \
-  def_prop_ro(#field, [](const PyReceived& self) {             \
-    return export_copy(self.get().field, self.handle->torch);  \
+#define UBEP_COPY(field)                                      \
+  def_prop_ro(#field, [](const PyReceived& self) {            \
+    return export_copy(self.get().field, self.handle->torch); \
   })
 #define UBEP_VALUE(field) \
   def_prop_ro(#field, [](const PyReceived& self) { return self.get().field; })
 
 void bind_rows(nb::class_<PyReceived>& received) {
   received
-      .def_prop_ro("rows", rows,
-                   "The rows where they lie, without a copy: [num_rows, hidden] of `dtype`, or uint8\n"
-                   "[num_rows, bytes of values and scales] where they are quantised. Rows are apart\n"
-                   "from one another. Raises Misuse where they are not one tensor (rank_major,\n"
-                   "unless contiguous or in_place). Undefined after the lease, but still there.")
-      .def_prop_ro("blocks", blocks,
-                   "rank_major, pulled or pushed: [size, most rows of a source, hidden]; of source q\n"
-                   "the first src_counts[q] rows are meant.")
+      .def_prop_ro(
+          "rows", rows,
+          "The rows where they lie, without a copy: [num_rows, hidden] of `dtype`, or uint8\n"
+          "[num_rows, bytes of values and scales] where they are quantised. Rows are apart\n"
+          "from one another. Raises Misuse where they are not one tensor (rank_major,\n"
+          "unless contiguous or in_place). Undefined after the lease, but still there.")
+      .def_prop_ro(
+          "blocks", blocks,
+          "rank_major, pulled or pushed: [size, most rows of a source, hidden]; of source q\n"
+          "the first src_counts[q] rows are meant.")
       .def("copy_rows", copy_rows, "out"_a.none() = nb::none(),
+           nb::sig("def copy_rows(self, out: " UBEP_ARRAY " | None = None) -> typing.Any"),
            "All rows, copied to `out` or a new array, as `rows` describes them.")
       .def_prop_ro("addresses", addresses, "uint64 [num_rows]: where each row lies, for kernels.")
       .def("payload", payload, "name"_a, "uint8 [num_rows, bytes]: what travelled with each row.")
@@ -247,8 +251,7 @@ void bind_received(nb::module_& module) {
       .UBEP_COPY(expert_counts)
       .UBEP_COPY(expert_offsets)
       .def_prop_ro(
-          "topk_idx",
-          [](const PyReceived& self) { return table(self, self.get().topk_idx); },
+          "topk_idx", [](const PyReceived& self) { return table(self, self.get().topk_idx); },
           "rank_major: int32 [N, K] local expert ids, -1 = not here ([N] for topk1).")
       .def_prop_ro(
           "topk_weights",
@@ -277,7 +280,7 @@ void bind_dispatch(nb::module_& module) {
               "topk1: bool = False, in_place: bool = False, contiguous: bool = False, "
               "mapped_view: bool = False, expert_alignment: int = 1, expert_capacity: int = 0, "
               "quant: Quant | str = ...) -> None"));
-  options.def("__getattr__", [](const DispatchOptions& self, const char* name) {
+  options.def("__getattr__", [](const DispatchOptions& self, const char* name) -> nb::object {
     const auto* field = find_field(dispatch_fields(), name);
     if (field == nullptr) throw nb::attribute_error(name);
     return field->get(self);

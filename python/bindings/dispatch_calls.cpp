@@ -15,8 +15,8 @@ using namespace nb::literals;
 using Clock = std::chrono::steady_clock;
 
 [[noreturn]] void refuse_dtype(const Array& array, const char* argument, const char* expected) {
-  throw Error(ErrorCode::invalid_argument, std::string(argument) + " has dtype " +
-                                               dtype_name(array) + ", expected " + expected);
+  throw Error(ErrorCode::invalid_argument,
+              std::string(argument) + " has dtype " + dtype_name(array) + ", expected " + expected);
 }
 
 void check_matrix(const Array& array, const char* argument) {
@@ -44,8 +44,7 @@ std::span<const To> dense(const Array& a, std::vector<To>& copy) {
   copy.resize(size);
   for (std::int64_t i = 0; i < static_cast<std::int64_t>(size); ++i) {
     From value;
-    const std::byte* from =
-        a.data + i / a.shape[1] * a.stride[0] + i % a.shape[1] * a.stride[1];
+    const std::byte* from = a.data + i / a.shape[1] * a.stride[0] + i % a.shape[1] * a.stride[1];
     std::memcpy(&value, from, sizeof(From));
     if constexpr (std::is_same_v<From, std::int64_t>) {
       copy[static_cast<std::size_t>(i)] = narrow(value, i);
@@ -63,8 +62,8 @@ void take_routing(PyCommunicator& c, RoutingCall& call) {
   check_matrix(weights, "topk_weights");
   if (weights.shape[1] != idx.shape[1]) {
     throw Error(ErrorCode::invalid_argument,
-                "topk_weights has " + std::to_string(weights.shape[1]) +
-                    " columns, expected " + std::to_string(idx.shape[1]) + " as topk_idx");
+                "topk_weights has " + std::to_string(weights.shape[1]) + " columns, expected " +
+                    std::to_string(idx.shape[1]) + " as topk_idx");
   }
   if (idx.element == Element::i32) {
     call.routing.topk_idx = dense<std::int32_t, std::int32_t>(idx, c.topk_idx);
@@ -120,10 +119,9 @@ void take_payloads(DispatchCall& call, nb::handle given) {
     Array array = import_array(value, "payload");
     call.payloads.push_back(payload_of(array, call.names.back()));
     if (array.shape[0] != call.rows.num_rows) {
-      throw Error(ErrorCode::invalid_argument, "payload '" + call.names.back() + "' has " +
-                                                   std::to_string(array.shape[0]) +
-                                                   " tokens, expected " +
-                                                   std::to_string(call.rows.num_rows) + " as x");
+      throw Error(ErrorCode::invalid_argument,
+                  "payload '" + call.names.back() + "' has " + std::to_string(array.shape[0]) +
+                      " tokens, expected " + std::to_string(call.rows.num_rows) + " as x");
     }
     call.payload_memory.push_back(std::move(array.keep));
   }
@@ -201,9 +199,8 @@ nb::object dispatch(nb::handle_t<PyCommunicator> self, nb::handle x, nb::handle 
   auto& c = nb::cast<PyCommunicator&>(self);
   const Turn turn(c, "dispatch");
   DispatchCall call = take_call(x, given, "dispatch");
-  RoutingCall routing{import_array(topk_idx, "topk_idx"),
-                      import_array(topk_weights, "topk_weights"),
-                      {}};
+  RoutingCall routing{
+      import_array(topk_idx, "topk_idx"), import_array(topk_weights, "topk_weights"), {}};
   take_routing(c, routing);
   take_handle(c, call);
   give_memory(call);
@@ -222,17 +219,16 @@ nb::object start_dispatch(nb::handle_t<PyCommunicator> self, nb::handle x, nb::h
   auto& c = nb::cast<PyCommunicator&>(self);
   const Turn turn(c, "start_dispatch");
   DispatchCall call = take_call(x, given, "start_dispatch");
-  RoutingCall routing{import_array(topk_idx, "topk_idx"),
-                      import_array(topk_weights, "topk_weights"),
-                      {}};
+  RoutingCall routing{
+      import_array(topk_idx, "topk_idx"), import_array(topk_weights, "topk_weights"), {}};
   take_routing(c, routing);
   take_handle(c, call);
   give_memory(call);
   Status status;
   {
     const nb::gil_scoped_release released;
-    status = c.native.start_dispatch(call.input(), routing.routing, call.options,
-                                     call.h->parts.native);
+    status =
+        c.native.start_dispatch(call.input(), routing.routing, call.options, call.h->parts.native);
   }
   return finish(call, status);
 }
@@ -272,16 +268,15 @@ nb::object dispatch_cached(nb::handle_t<PyCommunicator> self, nb::handle x, nb::
   }
 }
 
-nb::object start_dispatch_cached(nb::handle_t<PyCommunicator> self, nb::handle x,
-                                 nb::handle cached, const nb::kwargs& given) {
+nb::object start_dispatch_cached(nb::handle_t<PyCommunicator> self, nb::handle x, nb::handle cached,
+                                 const nb::kwargs& given) {
   auto& c = nb::cast<PyCommunicator&>(self);
   const Turn turn(c, "start_dispatch_cached");
   CachedCall found = take_cached(c, x, cached, given);
   Status status;
   {
     const nb::gil_scoped_release released;
-    status = c.native.start_dispatch(found.call.input(), *found.cached,
-                                     found.call.h->parts.native);
+    status = c.native.start_dispatch(found.call.input(), *found.cached, found.call.h->parts.native);
   }
   return finish(found.call, status);
 }
@@ -335,9 +330,8 @@ nb::object run_layer(nb::handle_t<PyCommunicator> self, nb::handle x, nb::handle
   LayerCall made = take_layer(c, x, given);
   DispatchCall& call = made.call;
   PyHandle& h = *call.h;
-  RoutingCall routing{import_array(topk_idx, "topk_idx"),
-                      import_array(topk_weights, "topk_weights"),
-                      {}};
+  RoutingCall routing{
+      import_array(topk_idx, "topk_idx"), import_array(topk_weights, "topk_weights"), {}};
   take_routing(c, routing);
   made.layer.experts = [&](Handle&) {
     const nb::gil_scoped_acquire gil;
@@ -382,9 +376,9 @@ nb::object run_layer(nb::handle_t<PyCommunicator> self, nb::handle x, nb::handle
 PyHandle& handle_of(PyCommunicator& communicator, nb::handle object) {
   PyHandle* found = nullptr;
   if (!nb::try_cast(object, found) || found == nullptr) {
-    throw Error(ErrorCode::invalid_argument,
-                std::string("handle is a ") + nb::type_name(object.type()).c_str() +
-                    ", expected a Handle");
+    throw Error(
+        ErrorCode::invalid_argument,
+        std::string("handle is a ") + nb::type_name(object.type()).c_str() + ", expected a Handle");
   }
   // Views of a handle keep its communicator alive through it, so it stays with one.
   if (found->communicator != nullptr && found->communicator.get() != &communicator) {
@@ -401,16 +395,18 @@ void drop_ended(PyHandle& handle) {
   handle.parts.combine.clear();
 }
 
-#define UBEP_ARRAYS "x: ArrayLike, topk_idx: ArrayLike, topk_weights: ArrayLike"
-#define UBEP_OPTIONS                                                                            \
-  "handle: Handle | None = None, payloads: dict[str, ArrayLike] | None = None, "                \
+#define UBEP_ARRAYS "x: " UBEP_ARRAY ", topk_idx: " UBEP_ARRAY ", topk_weights: " UBEP_ARRAY ""
+#define UBEP_OPTIONS                                                                             \
+  "handle: Handle | None = None, payloads: dict[str, " UBEP_ARRAY                                \
+  "] | None = None, "                                                                            \
   "options: DispatchOptions | None = None, layout: Layout | str = ..., path: Path | str = ..., " \
-  "reduction: Reduction | str = ..., weighting: Weighting | str = ..., topk1: bool = False, "   \
-  "in_place: bool = False, contiguous: bool = False, mapped_view: bool = False, "               \
+  "reduction: Reduction | str = ..., weighting: Weighting | str = ..., topk1: bool = False, "    \
+  "in_place: bool = False, contiguous: bool = False, mapped_view: bool = False, "                \
   "expert_alignment: int = 1, expert_capacity: int = 0, quant: Quant | str = ..."
-#define UBEP_CACHED                                              \
-  "x: ArrayLike, cached: Handle, *, handle: Handle | None = None, " \
-  "payloads: dict[str, ArrayLike] | None = None) -> Handle"
+#define UBEP_CACHED                                     \
+  "x: " UBEP_ARRAY                                      \
+  ", cached: Handle, *, handle: Handle | None = None, " \
+  "payloads: dict[str, " UBEP_ARRAY "] | None = None) -> Handle"
 
 void bind_dispatch_calls(CommunicatorClass& communicator) {
   communicator
@@ -420,23 +416,27 @@ void bind_dispatch_calls(CommunicatorClass& communicator) {
            "x: rows of bfloat16, float16, float32, or of bytes (uint8, int8, 8-bit floats); the\n"
            "elements of a row side by side. It must stay unchanged until the lease ends.\n"
            "topk_idx: int32 or int64 [num_tokens, topk], -1 = none. topk_weights: float32.\n"
-           "handle: one to use again. payloads: bytes that travel with each token, [num_tokens, ..].\n"
+           "handle: one to use again. payloads: bytes that travel with each token, [num_tokens, "
+           "..].\n"
            "Raises InvalidArgument, Misuse, SlotBusy, NoCapacity, Timeout, PeerLost, Mismatch,\n"
            "Corrupt; the exception's `handle` goes on where a signal or a timeout interrupted.")
       .def("start_dispatch", start_dispatch, "x"_a, "topk_idx"_a, "topk_weights"_a, "kwargs"_a,
            nb::sig("def start_dispatch(self, " UBEP_ARRAYS ", *, " UBEP_OPTIONS ") -> Handle"),
            "The same without waiting. NotReady, SlotBusy and NoCapacity publish nothing: step()\n"
            "and try again.")
-      .def("dispatch_cached", dispatch_cached, "x"_a, "cached"_a, "kwargs"_a,
-           nb::sig("def dispatch_cached(self, " UBEP_CACHED),
-           "Sends x with routing and options of `cached`, whose dispatch completed; on all ranks a\n"
-           "handle of the same dispatch. `handle` may be `cached`.")
+      .def(
+          "dispatch_cached", dispatch_cached, "x"_a, "cached"_a, "kwargs"_a,
+          nb::sig("def dispatch_cached(self, " UBEP_CACHED),
+          "Sends x with routing and options of `cached`, whose dispatch completed; on all ranks a\n"
+          "handle of the same dispatch. `handle` may be `cached`.")
       .def("start_dispatch_cached", start_dispatch_cached, "x"_a, "cached"_a, "kwargs"_a,
            nb::sig("def start_dispatch_cached(self, " UBEP_CACHED), "The same without waiting.")
       .def("run_layer", run_layer, "x"_a, "topk_idx"_a, "topk_weights"_a, "kwargs"_a,
-           nb::sig("def run_layer(self, " UBEP_ARRAYS ", *, experts: Callable[[Handle], object], "
-                   "out: ArrayLike | None = None, " UBEP_OPTIONS ") -> ArrayLike"),
-           "A layer of any number of tokens in rounds of max_tokens. experts(handle) is called once\n"
+           nb::sig("def run_layer(self, " UBEP_ARRAYS
+                   ", *, experts: collections.abc.Callable[[Handle], object], "
+                   "out: " UBEP_ARRAY " | None = None, " UBEP_OPTIONS ") -> typing.Any"),
+           "A layer of any number of tokens in rounds of max_tokens. experts(handle) is called "
+           "once\n"
            "a round; it reads handle.received and writes handle.expert_output. Returns `out`,\n"
            "[num_tokens, hidden]. After Timeout, SlotBusy, a signal or an exception of `experts`\n"
            "the same call with the same x, out and handle goes on where it was.");

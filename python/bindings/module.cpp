@@ -1,3 +1,5 @@
+#include <nanobind/stl/string.h>
+
 #include "bindings.hpp"
 #include "ubep/version.hpp"
 

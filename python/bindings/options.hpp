@@ -14,10 +14,13 @@ namespace ubep::python {
 
 namespace nb = nanobind;
 
+// An array in the signatures that people and type checkers read.
+#define UBEP_ARRAY "numpy.typing.ArrayLike"
+
 [[noreturn]] inline void refuse_value(const char* argument, nb::handle value,
                                       const std::string& expected) {
-  throw Error(ErrorCode::invalid_argument, std::string(argument) + " is " + nb::repr(value).c_str() +
-                                               ", expected " + expected);
+  throw Error(ErrorCode::invalid_argument,
+              std::string(argument) + " is " + nb::repr(value).c_str() + ", expected " + expected);
 }
 
 // A member of an enumeration, or its name.

@@ -71,7 +71,7 @@ struct PyHandle {
   HandleParts parts;
   std::int64_t num_tokens = 0;
   bool torch = false;
-  bool topk1 = false;  // of the dispatch's options
+  bool topk1 = false;      // of the dispatch's options
   std::int64_t token = 0;  // names the handle where only tensors are passed on
 };
 

@@ -15,7 +15,8 @@ void bind_stats(nb::module_& module) {
       .def_ro("expected_resident_bytes", &MemoryPlan::expected_resident_bytes,
               "What a balanced routing touches with every slot full.")
       .def_prop_ro("reserved_bytes", &MemoryPlan::reserved_bytes);
-  nb::class_<OperationStats>(module, "OperationStats", "One dispatch of this rank, and its combine.")
+  nb::class_<OperationStats>(module, "OperationStats",
+                             "One dispatch of this rank, and its combine.")
       .def_ro("path", &OperationStats::path, "What `automatic` became.")
       .def_ro("store", &OperationStats::store)
       .def_ro("reason", &OperationStats::reason, "Why that path.")

@@ -14,10 +14,14 @@ nb::object errors() { return nb::module_::import_("ubep._errors"); }
 
 const char* name_of(ErrorCode code) {
   switch (code) {
-    case ErrorCode::invalid_argument: return "invalid_argument";
-    case ErrorCode::misuse: return "misuse";
-    case ErrorCode::setup: return "setup";
-    case ErrorCode::status: break;
+    case ErrorCode::invalid_argument:
+      return "invalid_argument";
+    case ErrorCode::misuse:
+      return "misuse";
+    case ErrorCode::setup:
+      return "setup";
+    case ErrorCode::status:
+      break;
   }
   return "status";
 }

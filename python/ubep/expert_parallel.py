@@ -1,11 +1,13 @@
 """What a model's MoE layer holds: a communicator with the options of its dispatches."""
 
+import os
 import sys
+import time
 from typing import Any, Callable, NamedTuple
 
 from . import _core
 from ._bootstrap import init
-from ._errors import Misuse
+from ._errors import Misuse, NotReady
 
 _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "half": "fp16", "float": "fp32"}
 _OPTIONS = ("layout", "path", "reduction", "topk1", "in_place", "contiguous", "expert_alignment",
@@ -124,8 +126,18 @@ class ExpertParallel:
 
     def start_dispatch(self, x: Any, topk_idx: Any, topk_weights: Any, *,
                        handle: "_core.Handle | None" = None) -> _core.Handle:
-        """Without waiting and without gradients; then wait(handle) gives what was received."""
-        return self.comm.start_dispatch(x, topk_idx, topk_weights, handle=handle, options=self.options)
+        """Without gradients, and without waiting for rows; only, where it must, until peers have
+        given a slot back. wait(handle) then gives what was received."""
+        until = time.monotonic() + self.comm.timeout
+        while True:
+            try:
+                return self.comm.start_dispatch(x, topk_idx, topk_weights, handle=handle,
+                                                options=self.options)
+            except NotReady:
+                if time.monotonic() > until:
+                    raise
+                if self.comm.step() == 0:
+                    os.sched_yield()
 
     def start_combine(self, y: Any, dispatched: Dispatched, *, out: Any = None) -> Any:
         """Without waiting and without gradients: the result is there after finish()."""
