@@ -9,6 +9,7 @@ import textwrap
 import threading
 import time
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -66,7 +67,7 @@ def test_wrong_arrays_are_named():
     combine = dict(call=comm.combine)
     seen("y.num_rows", [str(rows - 1), str(rows)], handle, y[1:], **combine)
     seen("out", ["read-only"], handle, y, out=read_only, **combine)
-    seen("out.dtype", ["bf16", "fp32"], handle, y, out=np.zeros((5, 16), "bfloat16"), **combine)
+    seen("out.dtype", ["bf16", "fp32"], handle, y, out=np.zeros((5, 16), ml_dtypes.bfloat16), **combine)
     seen("out.hidden", ["15", "16"], handle, y, out=np.zeros((5, 15), np.float32), **combine)
     seen("out", ["overlaps y"], handle, y, out=y[:5], **combine)
     seen("out", ["overlaps"], handle, out=handle.expert_output[:5], **combine)
