@@ -9,7 +9,7 @@ from .._errors import InvalidArgument, Misuse, PeerLost
 from ._channel import Channel
 from ._event import done
 from ._peers import Peers
-from ._route import attach, refuse, route_of
+from ._route import LazyTuple, refuse, route_of
 
 _SLOTS = 4
 _OPTIONS = {quant: _core.DispatchOptions(layout="expert_padded", quant=quant)
@@ -30,16 +30,12 @@ class _Room:
         # The weight of a row says which token it is; combine brings the real ones.
         first = peers.rank * max_tokens
         self._codes = torch.arange(first, first + max_tokens, dtype=torch.float32).unsqueeze(1).expand(-1, topk)
-        self._places = torch.arange(self.capacity, dtype=torch.int32)
+        self.places = torch.arange(self.capacity, dtype=torch.int32)
         self._spare: "dict[Any, torch.Tensor]" = {}
 
     def codes(self, num_tokens: int) -> torch.Tensor:
         """float32 [num_tokens, topk]: rank * max_tokens + token."""
         return self._codes[:num_tokens]
-
-    def is_row(self, counts: torch.Tensor) -> torch.Tensor:
-        """bool [local experts, capacity]: whether somebody's row lies there."""
-        return self._places < counts.unsqueeze(1)
 
     def spare(self, slot: int, columns: int, dtype: torch.dtype, by_column: bool) -> torch.Tensor:
         """[local experts, capacity, columns], the same memory for each slot."""
@@ -54,49 +50,51 @@ class _Arrival:
     """A dispatch under way: the tensors that were handed out, and what fills them."""
 
     def __init__(self, room: _Room, native: _core.Handle, dtype: torch.dtype, quant: str) -> None:
-        self.room, self.native, self.quant = room, native, quant
+        self.room, self.native = room, native
         self.slot = native.epoch % _SLOTS
-        shape = (room.experts, room.capacity)
+        self.shape = (room.experts, room.capacity)
         self.x = torch.empty(1, dtype=dtype if quant == "none" else torch.float8_e4m3fn)
-        self.x = self.x.expand(*shape, room.hidden)
+        self.x = self.x.expand(*self.shape, room.hidden)
         self.scales: "torch.Tensor | None" = None
         if quant == "fp8_ue8m0":
             self.scales = room.spare(self.slot, room.hidden // (4 * _FP8_BLOCK), torch.int32, True)
         elif quant != "none":
             self.scales = room.spare(self.slot, -(-room.hidden // _FP8_BLOCK), torch.float32, True)
         self.counts = torch.empty(room.experts, dtype=torch.int32)
-        self.src_info = torch.empty(shape, dtype=torch.int32)
-        self.layout_range = torch.empty(room.experts, room.size, dtype=torch.int64)
 
     def fill(self) -> None:
         """Once the rows are here."""
         room, received = self.room, self.native.received
-        rows, shape = received.rows, (room.experts, room.capacity)
         self.counts.copy_(received.expert_counts)
-        expert, place = room.is_row(self.counts).nonzero(as_tuple=True)
+        rows = received.rows
         if self.scales is None:
-            self.x.set_(rows.unflatten(0, shape))
-        else:
-            offset, count, each, _ = received.scale_place
-            self.x.set_(rows[:, : room.hidden].view(torch.float8_e4m3fn).unflatten(0, shape))
-            scales = rows[:, offset : offset + count * each].view(self.scales.dtype).unflatten(0, shape)
-            self.scales[expert, place] = scales[expert, place]
-        self._fill_sources(expert, place)
+            self.x.set_(rows.unflatten(0, self.shape))
+            return
+        offset, count, each, _ = received.scale_place
+        self.x.set_(rows[:, : room.hidden].view(torch.float8_e4m3fn).unflatten(0, self.shape))
+        scales = rows[:, offset : offset + count * each].view(self.scales.dtype).unflatten(0, self.shape)
+        expert, place = self._rows()
+        self.scales[expert, place] = scales[expert, place]
 
-    def _fill_sources(self, expert: torch.Tensor, place: torch.Tensor) -> None:
-        """Which token each row is, and where the rows of each source begin."""
-        room = self.room
-        codes = self.native.row_weights().view(self.src_info.shape)[expert, place].int()
+    def sources(self) -> "tuple[torch.Tensor, torch.Tensor]":
+        """src_info int32 [local experts, capacity], which token each row is, and layout_range int64
+        [local experts, ranks], where each source's rows begin << 32 | how many they are."""
+        room, (expert, place) = self.room, self._rows()
+        codes = self.native.row_weights().view(self.shape)[expert, place].int()
         source = torch.div(codes, room.max_tokens, rounding_mode="floor")
-        self.src_info[expert, place] = codes - source * room.max_tokens
-        cells = self.layout_range.shape
-        counts = torch.bincount(expert * room.size + source, minlength=self.layout_range.numel()).view(cells)
-        begin = counts.cumsum(1).sub_(counts)
-        torch.bitwise_or(begin << 32, counts, out=self.layout_range)
+        src_info = torch.zeros(self.shape, dtype=torch.int32)
+        src_info[expert, place] = codes - source * room.max_tokens
+        cells = expert * room.size + source
+        counts = torch.bincount(cells, minlength=room.experts * room.size).view(room.experts, room.size)
+        return src_info, (counts.cumsum(1) - counts) << 32 | counts
 
     def outputs(self) -> torch.Tensor:
         """Where outputs may be written for a zero_copy combine."""
         return self.room.spare(self.slot, self.room.hidden, torch.bfloat16, False)
+
+    def _rows(self) -> "tuple[torch.Tensor, torch.Tensor]":
+        """Expert and place of all rows."""
+        return (self.room.places < self.counts.unsqueeze(1)).nonzero(as_tuple=True)
 
 
 def _quant(hidden: int, use_fp8: bool, round_scale: bool, use_ue8m0: bool) -> str:
@@ -168,7 +166,8 @@ class LowLatencyCalls:
         Returns recv_x [local experts, ranks * max_tokens, hidden], packed at the front of each expert by
         (source, token, k), or (float8_e4m3fn rows, scales [.., hidden / 128] float32 or [.., hidden / 512]
         int32, column-major); recv_count int32 [local experts]; the handle (src_info, layout_range,
-        max_tokens, hidden, num_experts); an event; the hook or None. With return_recv_hook x must stay
+        max_tokens, hidden, num_experts), whose tensors can be looked at until combine; an event; the hook
+        or None. With return_recv_hook x must stay
         unchanged, and nothing may be read or sliced, until the hook was called. Rows are a view: valid
         until the handle's combine, or the fourth next call. Raises InvalidArgument, NotImplementedError
         for dispatch_wait_recv_cost_stats, and what Communicator.dispatch raises.
@@ -193,8 +192,8 @@ class LowLatencyCalls:
         if not return_recv_hook:
             hook()
         recv_x = arrival.x if arrival.scales is None else (arrival.x, arrival.scales)
-        handle = (attach(arrival.src_info, arrival), arrival.layout_range, num_max_dispatch_tokens_per_rank, hidden,
-                  num_experts)
+        sizes = (num_max_dispatch_tokens_per_rank, hidden, num_experts)
+        handle = LazyTuple(5, arrival, lambda: arrival.sources() + sizes)
         return recv_x, arrival.counts, handle, done(), hook if return_recv_hook else None
 
     def low_latency_combine(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor, handle: Any,

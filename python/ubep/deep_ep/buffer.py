@@ -12,13 +12,11 @@ from ._config import Config
 from ._event import EventHandle, EventOverlap, done
 from ._low_latency import LowLatencyCalls
 from ._peers import Peers
-from ._route import Route, attach, pack, refuse, route_of, two_biases, unpack
+from ._route import LazyTuple, Route, pack, route_of, two_biases, unpack
 
 _OPTIONS = _core.DispatchOptions(layout="rank_major")
 _LEAST_TOKENS = 64
 _SLOTS = 3
-
-_Tensors = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
 
 
 class Buffer(LowLatencyCalls):
@@ -247,14 +245,18 @@ class Buffer(LowLatencyCalls):
         return idx, torch.ones(idx.shape), counts
 
     def _handle(self, route: Route, src_counts: torch.Tensor, num_tokens_per_rank: torch.Tensor,
-                is_token_in_rank: torch.Tensor) -> Any:
+                is_token_in_rank: torch.Tensor) -> LazyTuple:
         """DeepEP's six tensors. Of what only its kernels use there is what is known here, and -1."""
-        size = self.group_size
-        prefix = torch.full((size, size), -1, dtype=torch.int32)
-        prefix[:, self.rank] = src_counts.cumsum(0)
-        unknown = prefix.new_full((1,), -1)
-        return (attach(prefix, route), num_tokens_per_rank.view(size, 1), prefix.new_zeros(size, 1),
-                unknown.expand(route.shown), is_token_in_rank, unknown.expand(is_token_in_rank.shape))
+
+        def make() -> "tuple[torch.Tensor, ...]":
+            size = self.group_size
+            prefix = torch.full((size, size), -1, dtype=torch.int32)
+            prefix[:, self.rank] = src_counts.cumsum(0)
+            unknown = prefix.new_full((1,), -1)
+            return (prefix, num_tokens_per_rank.view(size, 1), prefix.new_zeros(size, 1),
+                    unknown.expand(route.shown), is_token_in_rank, unknown.expand(is_token_in_rank.shape))
+
+        return LazyTuple(6, route, make)
 
 
 def _take(native: _core.Handle, shown: int) -> torch.Tensor:
