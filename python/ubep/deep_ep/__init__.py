@@ -6,6 +6,7 @@ docs/deep_ep.md of the project says, call by call, what is the same, what differ
 """
 
 import sys
+from typing import Any
 
 import torch
 
@@ -13,6 +14,7 @@ from . import _event as utils
 from ._config import Config
 from ._event import EventHandle, EventOverlap
 from .buffer import Buffer
+from .elastic import ElasticBuffer, EPHandle
 
 __version__ = "2.1.0"
 topk_idx_t = torch.int64
@@ -28,4 +30,15 @@ def install() -> None:
     sys.modules.update({"deep_ep": this, "deep_ep.utils": utils, "deep_ep.buffer": sys.modules[Buffer.__module__]})
 
 
-__all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "install", "topk_idx_t", "utils"]
+def get_physical_domain_size(group: Any) -> "tuple[int, int]":
+    """(nodes, ranks of one): (1, all)."""
+    return 1, group.size()
+
+
+def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> "tuple[int, int]":
+    """(1, all ranks)."""
+    return 1, group.size()
+
+
+__all__ = ["Buffer", "Config", "ElasticBuffer", "EPHandle", "EventHandle", "EventOverlap", "get_logical_domain_size",
+           "get_physical_domain_size", "install", "topk_idx_t", "utils"]

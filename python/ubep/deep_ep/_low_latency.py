@@ -61,26 +61,30 @@ class _Arrival:
         elif quant != "none":
             self.scales = room.spare(self.slot, -(-room.hidden // _FP8_BLOCK), torch.float32, True)
         self.counts = torch.empty(room.experts, dtype=torch.int32)
+        self._filled: "tuple[torch.Tensor, torch.Tensor] | None" = None
 
     def fill(self) -> None:
         """Once the rows are here."""
         room, received = self.room, self.native.received
-        self.counts.copy_(received.expert_counts)
-        rows = received.rows
+        rows, counts = received.rows, received.expert_counts
+        self.counts.copy_(counts)
+        self._filled = counts, self.native.row_weights()
         if self.scales is None:
             self.x.set_(rows.unflatten(0, self.shape))
             return
         offset, count, each, _ = received.scale_place
         self.x.set_(rows[:, : room.hidden].view(torch.float8_e4m3fn).unflatten(0, self.shape))
         scales = rows[:, offset : offset + count * each].view(self.scales.dtype).unflatten(0, self.shape)
-        expert, place = self._rows()
+        expert, place = self._rows(counts)
         self.scales[expert, place] = scales[expert, place]
 
     def sources(self) -> "tuple[torch.Tensor, torch.Tensor]":
         """src_info int32 [local experts, capacity], which token each row is, and layout_range int64
         [local experts, ranks], where each source's rows begin << 32 | how many they are."""
-        room, (expert, place) = self.room, self._rows()
-        codes = self.native.row_weights().view(self.shape)[expert, place].int()
+        if self._filled is None:
+            raise Misuse("the handle's tensors are there once the hook was called")
+        room, (expert, place) = self.room, self._rows(self._filled[0])
+        codes = self._filled[1].view(self.shape)[expert, place].int()
         source = torch.div(codes, room.max_tokens, rounding_mode="floor")
         src_info = torch.zeros(self.shape, dtype=torch.int32)
         src_info[expert, place] = codes - source * room.max_tokens
@@ -92,9 +96,9 @@ class _Arrival:
         """Where outputs may be written for a zero_copy combine."""
         return self.room.spare(self.slot, self.room.hidden, torch.bfloat16, False)
 
-    def _rows(self) -> "tuple[torch.Tensor, torch.Tensor]":
+    def _rows(self, counts: torch.Tensor) -> "tuple[torch.Tensor, ...]":
         """Expert and place of all rows."""
-        return (self.room.places < self.counts.unsqueeze(1)).nonzero(as_tuple=True)
+        return (self.room.places < counts.unsqueeze(1)).nonzero(as_tuple=True)
 
 
 def _quant(hidden: int, use_fp8: bool, round_scale: bool, use_ue8m0: bool) -> str:
@@ -166,8 +170,7 @@ class LowLatencyCalls:
         Returns recv_x [local experts, ranks * max_tokens, hidden], packed at the front of each expert by
         (source, token, k), or (float8_e4m3fn rows, scales [.., hidden / 128] float32 or [.., hidden / 512]
         int32, column-major); recv_count int32 [local experts]; the handle (src_info, layout_range,
-        max_tokens, hidden, num_experts), whose tensors can be looked at until combine; an event; the hook
-        or None. With return_recv_hook x must stay
+        max_tokens, hidden, num_experts); an event; the hook or None. With return_recv_hook x must stay
         unchanged, and nothing may be read or sliced, until the hook was called. Rows are a view: valid
         until the handle's combine, or the fourth next call. Raises InvalidArgument, NotImplementedError
         for dispatch_wait_recv_cost_stats, and what Communicator.dispatch raises.

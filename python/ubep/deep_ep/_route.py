@@ -2,8 +2,6 @@
 
 from typing import Any, Callable, Iterator, NamedTuple
 
-import torch
-
 from .. import _core
 from .._errors import InvalidArgument
 from ._channel import Channel
@@ -68,33 +66,3 @@ def refuse(reason: str, **arguments: Any) -> None:
     wanted = [f"{name}={value!r}" for name, value in arguments.items() if value]
     if wanted:
         raise NotImplementedError(f"{', '.join(wanted)}: {reason}")
-
-
-def pack(x: torch.Tensor, scales: "torch.Tensor | None") -> torch.Tensor:
-    """What travels: x, or bytes of 8-bit rows with their scales behind them."""
-    if scales is None:
-        return x
-    if x.element_size() != 1 or scales.dim() != 2 or scales.size(0) != x.size(0) or scales.element_size() != 4:
-        raise InvalidArgument(f"x is {x.dtype} {list(x.shape)} with scales {scales.dtype} {list(scales.shape)}, "
-                              "expected 8-bit floats [num_tokens, hidden] and float32 or int32 [num_tokens, any]")
-    return torch.cat((x.view(torch.uint8), scales.contiguous().view(torch.uint8)), dim=1)
-
-
-def unpack(rows: torch.Tensor, x: torch.Tensor, scales: "torch.Tensor | None") -> Any:
-    """Received rows in the form of (x, scales)."""
-    if scales is None:
-        return rows
-    hidden = x.size(1)
-    return (rows[:, :hidden].contiguous().view(x.dtype),
-            rows[:, hidden:].contiguous().view(scales.dtype))
-
-
-def two_biases(bias: Any) -> "tuple[torch.Tensor, ...]":
-    """Matrices to add, of None, a tensor or a pair of which either may be None."""
-    if bias is None:
-        return ()
-    if isinstance(bias, torch.Tensor):
-        return (bias,)
-    if not isinstance(bias, tuple) or len(bias) != 2:
-        raise InvalidArgument(f"bias is a {type(bias).__name__}, expected None, a tensor or a pair of tensors")
-    return tuple(b for b in bias if b is not None)

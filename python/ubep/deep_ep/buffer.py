@@ -12,7 +12,8 @@ from ._config import Config
 from ._event import EventHandle, EventOverlap, done
 from ._low_latency import LowLatencyCalls
 from ._peers import Peers
-from ._route import LazyTuple, Route, pack, route_of, two_biases, unpack
+from ._route import LazyTuple, Route, route_of
+from ._rows import pack, padded, take_rows, two_biases, unpack
 
 _OPTIONS = _core.DispatchOptions(layout="rank_major")
 _LEAST_TOKENS = 64
@@ -142,7 +143,7 @@ class Buffer(LowLatencyCalls):
                 raise InvalidArgument("topk_idx and topk_weights are given, expected None with a handle")
             route = route_of(handle)
             route.channel.dispatch_cached(sent, route.handle)
-            rows = _take(route.handle, route.shown)
+            rows = take_rows(route.handle, route.shown)
             return unpack(rows, x, scales), None, None, None, None, done()
         if num_tokens_per_expert is None or is_token_in_rank is None or num_tokens_per_rank is None:
             raise InvalidArgument("num_tokens_per_rank, is_token_in_rank and num_tokens_per_expert are needed "
@@ -162,11 +163,11 @@ class Buffer(LowLatencyCalls):
         if counts is None:
             counts = received.expert_counts.tolist()
         counts = [-(-n // expert_alignment) * expert_alignment for n in counts]
-        recv_x = unpack(_take(native, shown), x, scales)
+        recv_x = unpack(take_rows(native, shown), x, scales)
         recv_idx = recv_weights = None
         if topk_idx is not None:
-            recv_idx = _padded(received.topk_idx.to(topk_idx.dtype), shown, -1)
-            recv_weights = _padded(received.topk_weights, shown, 0)
+            recv_idx = padded(received.topk_idx.to(topk_idx.dtype), shown, -1)
+            recv_weights = padded(received.topk_weights, shown, 0)
         made = self._handle(Route(channel, native, num_rows, shown), received.src_counts, num_tokens_per_rank,
                             is_token_in_rank)
         return recv_x, recv_idx, recv_weights, [] if num_worst_tokens else counts, made, done()
@@ -257,27 +258,6 @@ class Buffer(LowLatencyCalls):
                     unknown.expand(route.shown), is_token_in_rank, unknown.expand(is_token_in_rank.shape))
 
         return LazyTuple(6, route, make)
-
-
-def _take(native: _core.Handle, shown: int) -> torch.Tensor:
-    """The received rows, copied to `shown` rows; what lies behind them is undefined."""
-    received = native.received
-    if shown == received.num_rows:
-        return received.copy_rows()
-    dtypes = {_core.DType.bf16: torch.bfloat16, _core.DType.fp16: torch.float16,
-              _core.DType.fp32: torch.float32, _core.DType.u8: torch.uint8}
-    rows = torch.empty(shown, received.hidden, dtype=dtypes[received.dtype])
-    received.copy_rows(rows[: received.num_rows])
-    return rows
-
-
-def _padded(values: torch.Tensor, shown: int, fill: int) -> torch.Tensor:
-    """values [rows, topk], with rows of `fill` behind them."""
-    if shown == values.size(0):
-        return values
-    padded = values.new_full((shown, values.size(1)), fill)
-    padded[: values.size(0)] = values
-    return padded
 
 
 __all__ = ["Buffer", "Config", "EventHandle", "EventOverlap"]
