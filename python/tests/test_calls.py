@@ -213,6 +213,29 @@ def test_a_view_keeps_its_lease():
     assert run(2, a_view_keeps_the_lease) == ["busy", "busy"]
 
 
+def lets_go(bootstrap):
+    comm = open_comm(bootstrap)
+    x, idx, weights = exact_case(comm.rank, 5)
+    out = np.zeros_like(x)
+    things = [x, idx, weights, out]
+    before = [sys.getrefcount(t) for t in things]
+    handle = comm.dispatch(x, idx, weights, payloads={}, **EXPERT)
+    held = [sys.getrefcount(t) for t in things]
+    y = np.ones((handle.received.num_rows, 24), np.float32)
+    comm.combine(handle, y, out=out)
+    assert [h - b for h, b in zip(held, before)] == [1, 0, 0, 0] and sys.getrefcount(y) == 2
+    assert [sys.getrefcount(t) for t in things] == before
+    try:
+        comm.dispatch(x, idx, weights[:, :1])
+    except ubep.InvalidArgument:
+        pass
+    assert [sys.getrefcount(t) for t in things] == before
+
+
+def test_arrays_are_held_for_as_long_as_the_lease():
+    run(2, lets_go)
+
+
 def interrupted(bootstrap):
     comm = open_comm(bootstrap)
     x, idx, weights = exact_case(comm.rank, 5)

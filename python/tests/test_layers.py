@@ -244,3 +244,30 @@ def cached(bootstrap):
 
 def test_cached_dispatch_and_plain_sums():
     run(2, cached)
+
+
+def expert_parallel(bootstrap):
+    import ubep
+
+    ep = ubep.ExpertParallel(num_experts=8, hidden=24, topk=4, max_tokens=16, dtype=np.float32,
+                             bootstrap=bootstrap, timeout=20)
+    x, idx, weights = exact_case(bootstrap.rank, 11)
+    first, seen = first_expert(ep.comm), []
+
+    def experts(rows, counts):
+        seen.append((len(rows), int(counts.sum())))
+        return rows * (np.repeat(np.arange(len(counts)), counts) + first + 1)[:, None].astype(np.float32)
+
+    np.testing.assert_array_equal(ep.layer(x, idx, weights, experts), dense_moe(x, idx, weights))
+    d = ep.wait(ep.start_dispatch(x, idx, weights))
+    d.handle.expert_output[:] = experts(d.rows, d.expert_counts)
+    assert d.index.shape == d.weights.shape == (len(d.rows),) and d.num_tokens == 11
+    out = ep.start_combine(None, d)
+    ep.finish(d)
+    np.testing.assert_array_equal(out, dense_moe(x, idx, weights))
+    assert ep.stats(d).combine_copied_bytes >= 0 and seen[0] == seen[1]
+    ep.close()
+
+
+def test_expert_parallel_of_arrays():
+    run(2, expert_parallel)
