@@ -183,7 +183,10 @@ bool is_torch(nb::handle object) {
     if (type.is_none()) return false;
     known = type.release();
   }
-  return object.type().is(known) || PyObject_IsInstance(object.ptr(), known.ptr()) == 1;
+  if (object.type().is(known)) return true;
+  const int is_instance = PyObject_IsInstance(object.ptr(), known.ptr());
+  if (is_instance < 0) throw nb::python_error();
+  return is_instance == 1;
 }
 
 Array import_by_protocol(nb::handle object, const char* argument, bool torch) {

@@ -15,6 +15,8 @@ import torch
 from . import _core
 from ._errors import Misuse
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
 _layers: "weakref.WeakValueDictionary[str, Any]" = weakref.WeakValueDictionary()
 _handles: "weakref.WeakValueDictionary[int, _core.Handle]" = weakref.WeakValueDictionary()
 
