@@ -195,6 +195,29 @@ def test_a_backward_that_ends_at_the_experts():
     run(2, only_experts)
 
 
+def quantised_layer(bootstrap):
+    ep = ubep.ExpertParallel(num_experts=4, hidden=HIDDEN, topk=1, max_tokens=8, dtype=torch.float32,
+                             training=True, quant="int8", bootstrap=bootstrap, timeout=20)
+    g = torch.Generator().manual_seed(bootstrap.rank)
+    x, d_y = (torch.randn(6, HIDDEN, generator=g) for _ in range(2))
+    idx, weights = torch.randint(0, 4, (6, 1), generator=g), torch.ones(6, 1)
+    rounded = [ubep.dequantize(ubep.quantize(t, "int8"), "int8", HIDDEN, "fp32") for t in (x, d_y)]
+    x.requires_grad_()
+    y = ep.layer(x, idx, weights, lambda rows, counts: 2 * rows)
+    torch.testing.assert_close(y.detach(), 2 * rounded[0], rtol=0, atol=0)
+    y.backward(d_y)
+    torch.testing.assert_close(x.grad, 2 * rounded[1], rtol=0, atol=0)
+    with torch.no_grad():
+        again = ep.layer(x, idx, weights, lambda rows, counts: 2 * rows)
+    assert torch.equal(again, y)
+    with pytest.raises(TypeError, match="topk1"):
+        ubep.ExpertParallel(topk1=True, comm=ep.comm)
+
+
+def test_quantised_rows_have_straight_through_gradients():
+    run(2, quantised_layer)
+
+
 def bf16_layer(bootstrap):
     ep = ubep.ExpertParallel(num_experts=4, hidden=HIDDEN, topk=2, max_tokens=8, dtype=torch.bfloat16,
                              bootstrap=bootstrap, timeout=20)

@@ -10,8 +10,8 @@ from ._bootstrap import init
 from ._errors import Misuse, NotReady
 
 _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "half": "fp16", "float": "fp32"}
-_OPTIONS = ("layout", "path", "reduction", "topk1", "in_place", "contiguous", "expert_alignment",
-            "quant", "weighting")
+# Not topk1 and weighting: the operators' gradients are those of one row per choice, or per token.
+_OPTIONS = ("path", "reduction", "in_place", "contiguous", "expert_alignment", "quant")
 
 
 def _dtype_name(dtype: Any) -> Any:
@@ -26,7 +26,7 @@ def _dtype_name(dtype: Any) -> Any:
 class Dispatched(NamedTuple):
     """What an owner received, and what brings its outputs back.
 
-    rows: [N, hidden]. expert_counts: int32 [local experts]. weights, index: of expert layouts float32
+    rows: [N, hidden] of x's dtype, also where they were quantised on their way. expert_counts: int32 [local experts]. weights, index: of expert layouts float32
     and int32 [N], the top-k weight of each row and which choice k it is (-1 = padding); of rank_major
     [N, topk], weights and local expert ids (-1 = not here). handle: a Handle, or within a graph a
     tensor that names one. num_tokens: of this rank's x.
@@ -38,6 +38,15 @@ class Dispatched(NamedTuple):
     index: Any
     handle: Any
     num_tokens: int
+
+
+def plain_rows(handle: _core.Handle) -> Any:
+    """A copy of the received rows in the dtype that they were sent in."""
+    received = handle.received
+    rows = received.copy_rows()
+    if received.quant == _core.Quant.none:
+        return rows
+    return _core.dequantize(rows, received.quant, received.hidden, received.dtype)
 
 
 def _tensor_module(x: Any) -> Any:
@@ -185,8 +194,11 @@ class ExpertParallel:
             weights, index = received.topk_weights, received.topk_idx
         else:
             weights, index = handle.row_weights(), handle.row_choices()
-        try:
-            rows = received.rows
-        except Misuse:
-            rows = received.copy_rows()
+        if received.quant != _core.Quant.none:
+            rows = plain_rows(handle)
+        else:
+            try:
+                rows = received.rows
+            except Misuse:
+                rows = received.copy_rows()
         return Dispatched(rows, received.expert_counts, weights, index, handle, handle.num_tokens)
