@@ -107,7 +107,9 @@ Element element_of_numpy(nb::handle object, char kind, int bytes) {
 
 Array import_numpy(nb::handle object, const char* argument) {
   Array array;
-  const nb::object capsule = object.attr("__array_struct__");
+  static PyObject* const name = PyUnicode_InternFromString("__array_struct__");
+  const nb::object capsule = nb::steal(PyObject_GetAttr(object.ptr(), name));
+  if (!capsule.is_valid()) throw nb::python_error();
   const auto* found =
       static_cast<const NumpyInterface*>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
   if (found == nullptr) throw nb::python_error();
@@ -181,7 +183,10 @@ bool is_torch(nb::handle object) {
     if (type.is_none()) return false;
     known = type.release();
   }
-  return object.type().is(known) || PyObject_IsInstance(object.ptr(), known.ptr()) == 1;
+  if (object.type().is(known)) return true;
+  const int is_instance = PyObject_IsInstance(object.ptr(), known.ptr());
+  if (is_instance < 0) throw nb::python_error();
+  return is_instance == 1;
 }
 
 Array import_by_protocol(nb::handle object, const char* argument, bool torch) {
@@ -214,6 +219,7 @@ Array import_by_protocol(nb::handle object, const char* argument, bool torch) {
 }
 
 void free_tensor(ManagedTensor* tensor) {
+  if (!nb::is_alive()) return;  // the interpreter has ended, and its objects with it
   const nb::gil_scoped_acquire gil;
   nb::handle(static_cast<PyObject*>(tensor->context)).dec_ref();
   delete[] tensor->tensor.shape;

@@ -244,3 +244,91 @@ def cached(bootstrap):
 
 def test_cached_dispatch_and_plain_sums():
     run(2, cached)
+
+
+def expert_parallel(bootstrap):
+    import ubep
+
+    ep = ubep.ExpertParallel(num_experts=8, hidden=24, topk=4, max_tokens=16, dtype=np.float32,
+                             bootstrap=bootstrap, timeout=20)
+    x, idx, weights = exact_case(bootstrap.rank, 11)
+    first, seen = first_expert(ep.comm), []
+
+    def experts(rows, counts):
+        seen.append((len(rows), int(counts.sum())))
+        return rows * (np.repeat(np.arange(len(counts)), counts) + first + 1)[:, None].astype(np.float32)
+
+    np.testing.assert_array_equal(ep.layer(x, idx, weights, experts), dense_moe(x, idx, weights))
+    d = ep.wait(ep.start_dispatch(x, idx, weights))
+    d.handle.expert_output[:] = experts(d.rows, d.expert_counts)
+    assert d.index.shape == d.weights.shape == (len(d.rows),) and d.num_tokens == 11
+    out = ep.start_combine(None, d)
+    ep.finish(d)
+    np.testing.assert_array_equal(out, dense_moe(x, idx, weights))
+    assert ep.stats(d).combine_copied_bytes >= 0 and seen[0] == seen[1]
+    ep.close()
+
+
+def test_expert_parallel_of_arrays():
+    run(2, expert_parallel)
+
+
+class OnlyDlpack:
+    """An array of some other framework."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **kwargs):
+        return self.array.__dlpack__(**kwargs)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def other_arrays(bootstrap):
+    comm = open_comm(bootstrap)
+    x, idx, weights = exact_case(comm.rank, 5)
+    for wrap in (memoryview, OnlyDlpack):
+        handle = comm.dispatch(wrap(x), wrap(idx), wrap(weights), layout="expert_major")
+        y = outputs(handle, first_expert(comm), dict(layout="expert_major")).astype(np.float32)
+        out = np.zeros_like(x)
+        comm.combine(handle, wrap(y), out=wrap(out))
+        np.testing.assert_array_equal(out, dense_moe(x, idx, weights))
+        out.flags.writeable = False
+        handle = comm.dispatch(wrap(x), wrap(idx), wrap(weights), layout="expert_major")
+        with pytest.raises(Exception, match="read-only"):
+            comm.combine(handle, wrap(y), out=memoryview(out))
+        comm.release(handle)
+
+
+def test_buffers_and_dlpack():
+    run(2, other_arrays)
+
+
+def places(bootstrap):
+    comm = open_comm(bootstrap)
+    x, idx, weights = exact_case(comm.rank, 5)
+    handle = comm.dispatch(x, idx, weights, path="read", mapped_view=True)
+    r = handle.received
+    mapped, ids, rows = r.mapped, r.mapped_idx, r.copy_rows()
+    assert mapped.shape == (2, 32, 24) and ids.shape == r.mapped_weights.shape == (2, 32, 4)
+    assert not mapped.flags.writeable and r.addresses.shape == (r.num_rows,)
+    mine = (ids >= 0).any(axis=2)
+    np.testing.assert_array_equal(mapped[mine], rows)
+    np.testing.assert_array_equal(ids[mine], r.topk_idx)
+    np.testing.assert_array_equal(r.mapped_weights[mine], r.topk_weights)
+    assert r.sources == [0, 1] and r.src_counts.sum() == r.num_rows
+    comm.release(handle)
+    for in_place in (False, True):
+        handle = comm.dispatch(x, idx, weights, layout="expert_major", path="pull", in_place=in_place)
+        rows = handle.received.rows
+        assert rows.flags.writeable is in_place
+        assert (rows.ctypes.data == handle.expert_output.ctypes.data) is in_place
+        with pytest.raises(Exception, match="blocks|overlaps|one tensor"):
+            handle.received.copy_rows(handle.received.rows if in_place else handle.received.blocks)
+        comm.release(handle)
+
+
+def test_where_rows_lie():
+    run(2, places)

@@ -10,8 +10,8 @@ from ._bootstrap import init
 from ._errors import Misuse, NotReady
 
 _DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "half": "fp16", "float": "fp32"}
-_OPTIONS = ("layout", "path", "reduction", "topk1", "in_place", "contiguous", "expert_alignment",
-            "quant", "weighting")
+# Not topk1 and weighting: the operators' gradients are those of one row per choice, or per token.
+_OPTIONS = ("path", "reduction", "in_place", "contiguous", "expert_alignment", "quant")
 
 
 def _dtype_name(dtype: Any) -> Any:
@@ -26,7 +26,7 @@ def _dtype_name(dtype: Any) -> Any:
 class Dispatched(NamedTuple):
     """What an owner received, and what brings its outputs back.
 
-    rows: [N, hidden]. expert_counts: int32 [local experts]. weights, index: of expert layouts float32
+    rows: [N, hidden] of x's dtype, also where they were quantised on their way. expert_counts: int32 [local experts]. weights, index: of expert layouts float32
     and int32 [N], the top-k weight of each row and which choice k it is (-1 = padding); of rank_major
     [N, topk], weights and local expert ids (-1 = not here). handle: a Handle, or within a graph a
     tensor that names one. num_tokens: of this rank's x.
@@ -40,13 +40,19 @@ class Dispatched(NamedTuple):
     num_tokens: int
 
 
-def _needs_graph(x: Any, weights: Any) -> bool:
+def plain_rows(handle: _core.Handle) -> Any:
+    """A copy of the received rows in the dtype that they were sent in."""
+    received = handle.received
+    rows = received.copy_rows()
+    if received.quant == _core.Quant.none:
+        return rows
+    return _core.dequantize(rows, received.quant, received.hidden, received.dtype)
+
+
+def _tensor_module(x: Any) -> Any:
+    """torch where x is a tensor, else None."""
     torch = sys.modules.get("torch")
-    if torch is None or not isinstance(x, torch.Tensor):
-        return False
-    if torch.compiler.is_compiling():
-        return True
-    return torch.is_grad_enabled() and (x.requires_grad or weights.requires_grad)
+    return torch if torch is not None and isinstance(x, torch.Tensor) else None
 
 
 class ExpertParallel:
@@ -56,10 +62,11 @@ class ExpertParallel:
         d = ep.dispatch(x, topk_idx, topk_weights)
         y = ep.combine(experts(d.rows, d.expert_counts), d)
 
-    x [num_tokens, hidden], topk_idx [num_tokens, topk] (-1 = none), topk_weights float32. Where a
-    gradient is needed, and within torch.compile, both are operators of PyTorch with gradients for
-    x, topk_weights and the experts (ubep.torch_ops). Otherwise rows are a view, without a copy,
-    until combine. All ranks make the same calls in the same order, backward included.
+    x [num_tokens, hidden], topk_idx [num_tokens, topk] (-1 = none), topk_weights float32. Where
+    PyTorch records gradients, and within torch.compile, both are operators with gradients for x,
+    topk_weights and the experts (ubep.torch_ops). Otherwise (arrays, torch.no_grad()) rows are a
+    view, without a copy, until combine. All ranks make the same calls in the same order, backward
+    included.
 
     training: leaves room for gradients, rows of hidden + topk elements of `grad_dtype`.
     comm: an existing communicator instead of a new one. Other options are those of
@@ -85,20 +92,30 @@ class ExpertParallel:
         is_padded = self.options.layout == _core.Layout.expert_padded
         capacity = options.get("expert_capacity", 0)
         self.padded_rows = comm.num_local_experts * capacity if is_padded and capacity else None
+        self._grad_dtype = _dtype_name(grad_dtype)
         self.grad_dtype: Any = None
         self._key = ""
-        torch = sys.modules.get("torch")
-        if torch is not None:
-            from . import torch_ops
+        if "torch" in sys.modules:
+            self._register()
 
-            names = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-            self.grad_dtype = names[_dtype_name(grad_dtype)]
-            self._key = torch_ops.register_layer(self)
+    def _register(self) -> None:
+        from . import torch_ops
+
+        self.grad_dtype = torch_ops.DTYPES[self._grad_dtype]
+        self._key = torch_ops.register_layer(self)
+
+    def _in_graph(self, x: Any) -> bool:
+        torch = _tensor_module(x)
+        if torch is None or not (torch.compiler.is_compiling() or torch.is_grad_enabled()):
+            return False
+        if not self._key:
+            self._register()
+        return True
 
     def dispatch(self, x: Any, topk_idx: Any, topk_weights: Any, *,
                  handle: "_core.Handle | None" = None) -> Dispatched:
         """Sends x to the owners of its experts; waits for what others send here."""
-        if _needs_graph(x, topk_weights):
+        if self._in_graph(x):
             from . import torch_ops
 
             found = torch_ops.dispatch(x, topk_idx, topk_weights, self._key)
@@ -111,6 +128,9 @@ class ExpertParallel:
         dispatched.rows; None = they were written to handle.expert_output. out, added: as
         Communicator.combine, not within a graph."""
         if isinstance(dispatched.handle, _core.Handle):
+            torch = _tensor_module(y)
+            if torch is not None and y.requires_grad and torch.is_grad_enabled():
+                raise Misuse("y needs a gradient, expected none: its dispatch recorded none")
             return self.comm.combine(dispatched.handle, y, out=out, added=added)
         from . import torch_ops
 
@@ -174,8 +194,11 @@ class ExpertParallel:
             weights, index = received.topk_weights, received.topk_idx
         else:
             weights, index = handle.row_weights(), handle.row_choices()
-        try:
-            rows = received.rows
-        except Misuse:
-            rows = received.copy_rows()
+        if received.quant != _core.Quant.none:
+            rows = plain_rows(handle)
+        else:
+            try:
+                rows = received.rows
+            except Misuse:
+                rows = received.copy_rows()
         return Dispatched(rows, received.expert_counts, weights, index, handle, handle.num_tokens)

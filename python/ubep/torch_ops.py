@@ -14,6 +14,9 @@ import torch
 
 from . import _core
 from ._errors import Misuse
+from .expert_parallel import plain_rows
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 _layers: "weakref.WeakValueDictionary[str, Any]" = weakref.WeakValueDictionary()
 _handles: "weakref.WeakValueDictionary[int, _core.Handle]" = weakref.WeakValueDictionary()
@@ -45,9 +48,8 @@ def _token(handle: _core.Handle) -> torch.Tensor:
 
 def _rows(handle: _core.Handle) -> torch.Tensor:
     """A copy of the received rows; zeros where nobody sent any, since a product with 0 may be NaN."""
-    received = handle.received
-    rows = received.copy_rows()
-    if received.layout == _core.Layout.expert_padded:
+    rows = plain_rows(handle)
+    if handle.received.layout == _core.Layout.expert_padded:
         rows[handle.row_choices() < 0] = 0
     return rows
 
