@@ -64,7 +64,7 @@ def to_fp8(x):
     """Rows as float8_e4m3fn and float32 scales, one for 128 columns."""
     blocks = x.float().unflatten(1, (-1, 128))
     amax = blocks.abs().amax(2).clamp(1e-4)
-    values = (blocks * (448.0 / amax.unsqueeze(2))).to(torch.float8_e4m3fn).flatten(1)
+    values = (blocks * torch.div(torch.tensor(448.0), amax).unsqueeze(2)).to(torch.float8_e4m3fn).flatten(1)
     return values, amax / 448.0
 
 

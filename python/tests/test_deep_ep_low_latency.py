@@ -279,6 +279,7 @@ def shrinking(group):
 
     def leave(who):
         if rank == who:
+            time.sleep(0.3)
             os._exit(0)
 
     def masked():
@@ -332,7 +333,7 @@ def refusals(group):
         dispatch(x, idx, TOKENS, EXPERTS, use_ue8m0=True)
     with pytest.raises(ubep.InvalidArgument, match="hidden is 640, expected a multiple of 512"):
         dispatch(x[:, :640], idx, TOKENS, EXPERTS, round_scale=True, use_ue8m0=True)
-    with pytest.raises(ubep.Error, match="max_tokens|3 tokens"):
+    with pytest.raises(ubep.Error, match="x.num_rows is 3, at most 2"):
         dispatch(x, idx, 2, EXPERTS)
     recv_x, _, handle, _, _ = dispatch(x, idx, TOKENS, EXPERTS, use_fp8=False)
     with pytest.raises(NotImplementedError, match="use_logfmt=True"):

@@ -78,19 +78,35 @@ class _Arrival:
         expert, place = self._rows(counts)
         self.scales[expert, place] = scales[expert, place]
 
+    def closed_up(self, y: torch.Tensor, ranks: "list[int]") -> torch.Tensor:
+        """Outputs y of all rows, where rows lie when only `ranks` send any."""
+        expert, place, source, _ = self._origins()
+        is_kept = torch.isin(source, torch.tensor(ranks))
+        expert, place = expert[is_kept], place[is_kept]
+        first = torch.bincount(expert, minlength=self.shape[0]).cumsum(0).roll(1)
+        first[0] = 0
+        moved = torch.zeros_like(y).unflatten(0, self.shape)
+        moved[expert, torch.arange(expert.numel()) - first[expert]] = y.unflatten(0, self.shape)[expert, place]
+        return moved.flatten(0, 1)
+
     def sources(self) -> "tuple[torch.Tensor, torch.Tensor]":
         """src_info int32 [local experts, capacity], which token each row is, and layout_range int64
         [local experts, ranks], where each source's rows begin << 32 | how many they are."""
-        if self._filled is None:
-            raise Misuse("the handle's tensors are there once the hook was called")
-        room, (expert, place) = self.room, self._rows(self._filled[0])
-        codes = self._filled[1].view(self.shape)[expert, place].int()
-        source = torch.div(codes, room.max_tokens, rounding_mode="floor")
+        room, (expert, place, source, token) = self.room, self._origins()
         src_info = torch.zeros(self.shape, dtype=torch.int32)
-        src_info[expert, place] = codes - source * room.max_tokens
+        src_info[expert, place] = token
         cells = expert * room.size + source
         counts = torch.bincount(cells, minlength=room.experts * room.size).view(room.experts, room.size)
         return src_info, (counts.cumsum(1) - counts) << 32 | counts
+
+    def _origins(self) -> "tuple[torch.Tensor, ...]":
+        """Expert, place, source and token of all rows."""
+        if self._filled is None:
+            raise Misuse("the handle's tensors are there once the hook was called")
+        expert, place = self._rows(self._filled[0])
+        codes = self._filled[1].view(self.shape)[expert, place].int()
+        source = torch.div(codes, self.room.max_tokens, rounding_mode="floor")
+        return expert, place, source, codes - source * self.room.max_tokens
 
     def outputs(self) -> torch.Tensor:
         """Where outputs may be written for a zero_copy combine."""
@@ -223,6 +239,8 @@ class LowLatencyCalls:
         # The weights travel now; rows of the same routing lie where they lay.
         native = channel.start_dispatch(channel.nothing(topk_idx.size(0)), topk_idx, topk_weights, _OPTIONS["none"])
         self._wait(room, native)
+        if self._lost:
+            y = arrival.closed_up(y, native.received.sources)
         out = channel.comm.start_combine(native, y, out=out)
 
         def receive() -> None:
