@@ -179,6 +179,31 @@ def test_repeats_are_the_same_bits():
         assert len(found) == 1
 
 
+def other_rows(group):
+    """One handle for 8-bit rows forward and 16-bit and 32-bit rows backward, and the other way round."""
+    buffer = deep_ep.Buffer(group)
+    x, idx, weights = case(buffer.rank, 5 + buffer.rank, hidden=256)
+    quantised = to_fp8(x)
+    args = dict(topk_idx=idx, topk_weights=weights, **layout_args(buffer, idx))
+    with torch.inference_mode():
+        (values, scales), *_, first, _ = buffer.dispatch(quantised, **args)
+        rows, *_, second, _ = buffer.dispatch(x, **args)
+        assert len(buffer._channels) == 1
+        for handle in (first, second):
+            for sent, expected in ((x, rows), (x[:, :128].contiguous().float(), rows[:, :128].float())):
+                got = buffer.dispatch(sent, handle=handle)[0]
+                assert torch.equal(got, expected) and got.dtype == expected.dtype
+                spread = handle[4].sum(1, keepdim=True)
+                assert torch.equal(buffer.combine(got, handle)[0].float(), sent.float() * spread)
+            got, got_scales = buffer.dispatch(quantised, handle=handle)[0]
+            assert torch.equal(got.view(torch.uint8), values.view(torch.uint8)) and torch.equal(got_scales, scales)
+    assert torch.equal(from_fp8(values, scales), torch.cat([from_fp8(*to_fp8(r[None])) for r in rows]))
+
+
+def test_rows_of_another_kind():
+    run(2, other_rows)
+
+
 class Dispatch(torch.autograd.Function):
     """As trainers do it: the gradient of a dispatch is a combine, and of its weights, too."""
 

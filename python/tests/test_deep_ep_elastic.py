@@ -183,8 +183,9 @@ def rest(group):
     big = buffer.dispatch(many, many_idx, num_experts=EXPERTS, num_max_tokens_per_rank=128)[3]
     assert buffer.combine(buffer.dispatch(x, handle=handle)[0], handle)[0].shape == x.shape
     assert buffer.combine(buffer.dispatch(many, handle=big)[0], big)[0].shape == many.shape
-    for wrong, match in ((dict(topk_idx=idx), "neither with a handle"), (dict(do_cpu_sync=True), "neither with a handle"),
-                         (dict(do_expand=True), "do_expand is True"), (dict(num_experts=4), "num_experts is 4")):
+    for wrong, match in ((dict(topk_idx=idx), "neither with a handle"),
+                         (dict(do_cpu_sync=True), "neither with a handle"), (dict(do_expand=True), "do_expand is True"),
+                         (dict(num_experts=4), "num_experts is 4")):
         with pytest.raises(ubep.InvalidArgument, match=match):
             buffer.dispatch(x, handle=handle, **wrong)
     with pytest.raises(ubep.InvalidArgument, match="x has 90 tokens"):

@@ -160,8 +160,8 @@ def two_alive(group):
     """Two micro-batches whose hooks are called in either order; tokens differ, one rank has none."""
     buffer = make(group)
     for turn in range(6):
-        cases = [case(buffer.rank, (buffer.rank * (turn + 1) + i) % (TOKENS + 1), HIDDEN, TOPK, EXPERTS, seed=turn * 2 + i)
-                 for i in range(2)]
+        cases = [case(buffer.rank, (buffer.rank * (turn + 1) + i) % (TOKENS + 1), HIDDEN, TOPK, EXPERTS,
+                      seed=turn * 2 + i) for i in range(2)]
         arrivals = [start(buffer, x, idx) for x, idx, _ in cases]
         order = (0, 1) if turn % 2 == 0 else (1, 0)
         for i in order:

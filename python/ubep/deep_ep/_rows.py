@@ -21,6 +21,11 @@ def pack(x: torch.Tensor, scales: "torch.Tensor | None") -> torch.Tensor:
     return torch.cat((x.view(torch.uint8), scales.contiguous().view(torch.uint8)), dim=1)
 
 
+def row_bytes(x: torch.Tensor, sent: torch.Tensor, topk_idx: torch.Tensor) -> int:
+    """Room for a row as it is sent, for outputs of at least 16 bits, and for weights."""
+    return max(x.size(1) * max(x.element_size(), 2), sent.size(1) * sent.element_size(), 4 * topk_idx.size(1))
+
+
 def unpack(rows: torch.Tensor, x: torch.Tensor, scales: "torch.Tensor | None") -> Any:
     """Received rows in the form of (x, scales)."""
     if scales is None:

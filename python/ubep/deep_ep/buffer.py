@@ -13,7 +13,7 @@ from ._event import EventHandle, EventOverlap, done
 from ._low_latency import LowLatencyCalls
 from ._peers import Peers
 from ._route import LazyTuple, Route, route_of
-from ._rows import pack, padded, take_rows, two_biases, unpack
+from ._rows import pack, padded, row_bytes, take_rows, two_biases, unpack
 
 _OPTIONS = _core.DispatchOptions(layout="rank_major")
 _LEAST_TOKENS = 64
@@ -154,7 +154,7 @@ class Buffer(LowLatencyCalls):
             if idx is not None or weights is not None or num_worst_tokens != 0:
                 raise InvalidArgument("topk_idx and topk_weights: expected both, or none and no num_worst_tokens")
             idx, weights, counts = self._route_ranks(is_token_in_rank, num_tokens_per_expert)
-        channel, native = self._dispatch(sent, idx, weights, num_tokens_per_expert.size(0))
+        channel, native = self._dispatch(sent, idx, weights, num_tokens_per_expert.size(0), row_bytes(x, sent, idx))
         received = native.received
         num_rows = received.num_rows
         shown = num_worst_tokens or num_rows
@@ -196,8 +196,8 @@ class Buffer(LowLatencyCalls):
             raise InvalidArgument(f"num_experts is {num_experts}, expected a multiple of {self.group_size} ranks")
         return num_experts // self.group_size
 
-    def _dispatch(self, sent: torch.Tensor, idx: torch.Tensor, weights: torch.Tensor,
-                  num_experts: int) -> "tuple[Channel, _core.Handle]":
+    def _dispatch(self, sent: torch.Tensor, idx: torch.Tensor, weights: torch.Tensor, num_experts: int,
+                  bytes_of_a_row: int) -> "tuple[Channel, _core.Handle]":
         """Into a channel with room for all ranks' tokens.
 
         A rank with more than its channel has room for says so in its word, and sends none: all ranks see
@@ -205,8 +205,7 @@ class Buffer(LowLatencyCalls):
         """
         self._local_experts(num_experts)
         num_tokens = sent.size(0)
-        row_bytes = max(sent.size(1) * max(sent.element_size(), 2), 4 * idx.size(1))
-        key = (num_experts, row_bytes, idx.size(1))
+        key = (num_experts, bytes_of_a_row, idx.size(1))
         channel = self._channels.get(key) or self._grow(key, num_tokens)
         while True:
             tag, fits = channel.next_tag(), num_tokens <= channel.max_tokens
@@ -229,8 +228,8 @@ class Buffer(LowLatencyCalls):
                                       f"{theirs} on rank {rank}, expected the same")
         most = max(max(n for _, n in found), _LEAST_TOKENS)
         room = 1 << (most - 1).bit_length()
-        num_experts, row_bytes, topk = key
-        comm, number = self._peers.open(num_experts=num_experts, max_tokens=room, max_hidden=-(-row_bytes // 2),
+        num_experts, bytes_of_a_row, topk = key
+        comm, number = self._peers.open(num_experts=num_experts, max_tokens=room, max_hidden=-(-bytes_of_a_row // 2),
                                         max_topk=topk, slots=_SLOTS)
         self._channels[key] = Channel(comm, number, room, _SLOTS)
         return self._channels[key]

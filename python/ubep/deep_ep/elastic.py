@@ -10,7 +10,7 @@ from .._errors import InvalidArgument, Misuse
 from ._channel import Channel
 from ._event import EventHandle, EventOverlap, done
 from ._peers import Peers
-from ._rows import pack, padded, take_rows, two_biases, unpack
+from ._rows import pack, padded, row_bytes, take_rows, two_biases, unpack
 
 _SLOTS = 3
 _TWO_MIB = 2 << 20
@@ -240,7 +240,7 @@ class ElasticBuffer:
             facts = dict(do_expand=do_expand, num_experts=num_experts, expert_alignment=expert_alignment or 1,
                          num_max_tokens_per_rank=room, num_sms=num_sms or 4,
                          do_cpu_sync=do_cpu_sync is not False)
-            handle = self._make(sent, topk_idx, topk_weights, facts, do_handle_copy)
+            handle = self._make(x, sent, topk_idx, topk_weights, facts, do_handle_copy)
         native, shown = handle._native, handle.shown
         if cumulative_local_expert_recv_stats is not None:
             cumulative_local_expert_recv_stats.add_(handle.num_unaligned_recv_tokens_per_expert)
@@ -277,8 +277,8 @@ class ElasticBuffer:
             weights = channel.comm.combine(native, y, unweighted=True)
         return out, weights, done()
 
-    def _make(self, sent: torch.Tensor, topk_idx: torch.Tensor, topk_weights: "torch.Tensor | None",
-              facts: "dict[str, Any]", do_handle_copy: bool) -> EPHandle:
+    def _make(self, x: torch.Tensor, sent: torch.Tensor, topk_idx: torch.Tensor,
+              topk_weights: "torch.Tensor | None", facts: "dict[str, Any]", do_handle_copy: bool) -> EPHandle:
         """A new dispatch."""
         num_experts, room = facts["num_experts"], facts["num_max_tokens_per_rank"]
         topk = topk_idx.size(1)
@@ -287,8 +287,7 @@ class ElasticBuffer:
                                   f"{self.num_ranks} ranks and at most {_MOST_TOPK}")
         if sent.size(0) > room:
             raise InvalidArgument(f"x has {sent.size(0)} tokens, expected at most num_max_tokens_per_rank {room}")
-        row_bytes = max(sent.size(1) * max(sent.element_size(), 2), 4 * topk)
-        channel = self._channel(facts["do_expand"], num_experts, row_bytes, topk, room)
+        channel = self._channel(facts["do_expand"], num_experts, row_bytes(x, sent, topk_idx), topk, room)
         weights = topk_weights if topk_weights is not None else torch.zeros(topk_idx.shape)
         native = self._start(channel, sent, topk_idx, weights, facts)
         return EPHandle(channel, native, topk_idx=topk_idx.clone() if do_handle_copy else topk_idx, **facts)
@@ -305,16 +304,17 @@ class ElasticBuffer:
         codes = (tokens + 1).float().expand(topk_idx.shape)
         return channel.dispatch(sent, twice, torch.cat((topk_weights, codes), 1), _PLAIN)
 
-    def _channel(self, do_expand: bool, num_experts: int, row_bytes: int, topk: int, room: int) -> Channel:
+    def _channel(self, do_expand: bool, num_experts: int, bytes_of_a_row: int, topk: int,
+                 room: int) -> Channel:
         """One that has room for `room` tokens. Collective where it is a new one."""
-        key = (do_expand, num_experts, row_bytes, topk)
+        key = (do_expand, num_experts, bytes_of_a_row, topk)
         found = self._channels.get(key)
         if found is not None and found.max_tokens >= room:
             return found
-        self._peers.agree(do_expand=do_expand, num_experts=num_experts, bytes_of_a_row=row_bytes, topk=topk,
+        self._peers.agree(do_expand=do_expand, num_experts=num_experts, bytes_of_a_row=bytes_of_a_row, topk=topk,
                           num_max_tokens_per_rank=room)
         comm, number = self._peers.open(
-            num_experts=num_experts, max_tokens=room, max_hidden=-(-row_bytes // 2), slots=_SLOTS,
+            num_experts=num_experts, max_tokens=room, max_hidden=-(-bytes_of_a_row // 2), slots=_SLOTS,
             max_topk=topk if do_expand else 2 * topk, max_payload=8 if do_expand else 0, timeout=self._timeout)
         self._channels[key] = Channel(comm, number, room, _SLOTS, "source" if do_expand else None)
         return self._channels[key]
