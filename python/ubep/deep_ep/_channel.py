@@ -59,7 +59,13 @@ class Channel:
                  options: _core.DispatchOptions, payloads: "dict[str, Any] | None" = None) -> _core.Handle:
         """Communicator.dispatch into the next slot."""
         self._vacate()
-        return self._keep(self.comm.dispatch(x, topk_idx, topk_weights, options=options, payloads=payloads))
+        try:
+            return self._keep(self.comm.dispatch(x, topk_idx, topk_weights, options=options, payloads=payloads))
+        except BaseException as error:
+            # A timeout, a signal's exception: the operation is still pending, in its slot.
+            if getattr(error, "handle", None) is not None:
+                self._keep(error.handle)
+            raise
 
     def start_dispatch(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor,
                        options: _core.DispatchOptions) -> _core.Handle:

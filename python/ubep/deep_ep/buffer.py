@@ -106,13 +106,11 @@ class Buffer(LowLatencyCalls):
         [num_tokens, ranks], and an event.
         """
         local = self._local_experts(num_experts)
-        chosen = topk_idx.long()
-        is_none = chosen < 0
-        ranks = torch.where(is_none, self.group_size, torch.div(chosen, local, rounding_mode="floor"))
-        marks = torch.zeros(chosen.size(0), self.group_size + 1, dtype=torch.bool)
-        is_token_in_rank = marks.scatter_(1, ranks, True)[:, :-1].contiguous()
-        per_expert = torch.bincount(torch.where(is_none, num_experts, chosen).flatten(),
-                                    minlength=num_experts + 1)[:-1].int()
+        # Rank r is column r + 1, and -1 is column 0.
+        ranks = torch.div(topk_idx.long() + local, local, rounding_mode="trunc")
+        marks = torch.zeros(topk_idx.size(0), self.group_size + 1, dtype=torch.bool)
+        is_token_in_rank = marks.scatter_(1, ranks, True)[:, 1:].contiguous()
+        per_expert = torch.bincount((topk_idx + 1).flatten(), minlength=num_experts + 1)[1:].int()
         return is_token_in_rank.sum(0, dtype=torch.int32), None, per_expert, is_token_in_rank, done()
 
     def dispatch(self, x: Any, handle: Any = None, num_tokens_per_rank: "torch.Tensor | None" = None,

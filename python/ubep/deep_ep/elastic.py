@@ -1,6 +1,7 @@
 """DeepEP's ElasticBuffer over ubep."""
 
 import functools
+import itertools
 from typing import Any
 
 import torch
@@ -46,31 +47,25 @@ class EPHandle:
         self.num_max_tokens_per_rank, self.num_experts = num_max_tokens_per_rank, num_experts
         self.num_sms, self.topk_idx = num_sms, topk_idx
         self.token_metadata_at_forward = self.channel_linked_list = None
-        self._channel, self._native = channel, native
+        self._channel, self._native, self._first = channel, native, native
         self._size = channel.comm.size
         received = native.received
         self.num_rows = received.num_rows
         if do_expand:
             self._choices = native.row_choices()
             self._sources = received.payload("source").clone().view(torch.int32)[:, 0]
-            counts = received.expert_counts
-            self.psum_num_recv_tokens_per_expert = received.expert_offsets[:-1] + counts
+            counts = received.expert_counts.tolist()
         else:
             # Each choice travelled twice, the second time with its token's number as the weight.
             topk = topk_idx.size(1)
-            self._src_counts = received.src_counts
-            self._sources = received.topk_weights[:, topk:]
+            self._src_counts, self._both_weights = received.src_counts, received.topk_weights
             self.recv_topk_idx = received.topk_idx[:, :topk].to(topk_idx.dtype)
-            counts = received.expert_counts // 2
-            self.psum_num_recv_tokens_per_expert = self._aligned(counts).cumsum(0, dtype=torch.int32)
-        self.num_unaligned_recv_tokens_per_expert = counts
-        listed = self._aligned(counts).tolist()
-        self.num_expanded_tokens = sum(listed)
-        self.num_recv_tokens_per_expert_list = listed if do_cpu_sync else []
-        self.shown = self.num_rows if do_cpu_sync else self._most_rows(counts.numel())
-
-    def _aligned(self, counts: torch.Tensor) -> torch.Tensor:
-        return (counts + (self.expert_alignment - 1)) // self.expert_alignment * self.expert_alignment
+            counts = [n // 2 for n in received.expert_counts.tolist()]
+        self._counts = counts
+        self._aligned = [_round_up(n, expert_alignment) for n in counts]
+        self.num_expanded_tokens = sum(self._aligned)
+        self.num_recv_tokens_per_expert_list = self._aligned if do_cpu_sync else []
+        self.shown = self.num_rows if do_cpu_sync else self._most_rows(len(counts))
 
     def _most_rows(self, local_experts: int) -> int:
         tokens = self._size * self.num_max_tokens_per_rank
@@ -79,6 +74,24 @@ class EPHandle:
         rows = tokens * min(self.topk_idx.size(1), local_experts) + (self.expert_alignment - 1) * local_experts
         return _round_up(rows, self.expert_alignment)
 
+    def weights_of(self, native: _core.Handle) -> torch.Tensor:
+        """Plain: float32 [rows, topk] of the latest dispatch of these tokens."""
+        both = self._both_weights if native is self._first else native.received.topk_weights
+        return both[:, : both.size(1) // 2].contiguous()
+
+    @functools.cached_property
+    def num_unaligned_recv_tokens_per_expert(self) -> torch.Tensor:
+        """int32 [local experts]."""
+        return torch.tensor(self._counts, dtype=torch.int32)
+
+    @functools.cached_property
+    def psum_num_recv_tokens_per_expert(self) -> torch.Tensor:
+        """int32 [local experts]."""
+        ends = list(itertools.accumulate(self._aligned))
+        if self.do_expand:
+            ends = [end - room + n for end, room, n in zip(ends, self._aligned, self._counts)]
+        return torch.tensor(ends, dtype=torch.int32)
+
     @functools.cached_property
     def recv_src_metadata(self) -> torch.Tensor:
         """int32 [num_recv_tokens, topk + 2]."""
@@ -86,7 +99,7 @@ class EPHandle:
         if not self.do_expand:
             made = torch.full((self.num_rows, topk + 2), -1, dtype=torch.int32)
             source = torch.repeat_interleave(self._src_counts)
-            made[:, 0] = source * self.num_max_tokens_per_rank + self._sources.amax(1).int() - 1
+            made[:, 0] = source * self.num_max_tokens_per_rank + self._both_weights[:, topk:].amax(1).int() - 1
             return made
         rows = (self._choices >= 0).nonzero()[:, 0]
         tokens, place = torch.unique(self._sources[rows], return_inverse=True)
@@ -147,6 +160,8 @@ class ElasticBuffer:
         self.num_rdma_ranks, self.num_nvlink_ranks = self.get_physical_domain_size()
         self._timeout = float(num_cpu_timeout_secs)
         self._channels: "dict[Any, Channel]" = {}
+        self._tokens = torch.empty(0, 1, dtype=torch.int32)
+        self._codes = torch.empty(0, 1)
 
     def destroy(self) -> None:
         """Closes all communicators; local. Raises Misuse unless explicitly_destroy was given."""
@@ -250,7 +265,7 @@ class ElasticBuffer:
         recv_idx = None if handle.do_expand else padded(handle.recv_topk_idx, shown, -1)
         recv_weights = None
         if topk_weights is not None:
-            weights = native.row_weights() if handle.do_expand else _first_half(native.received.topk_weights)
+            weights = native.row_weights() if handle.do_expand else handle.weights_of(native)
             recv_weights = padded(weights, shown, 0)
         return recv_x, recv_idx, recv_weights, handle, done()
 
@@ -295,13 +310,13 @@ class ElasticBuffer:
     def _start(self, channel: Channel, sent: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor,
                facts: "dict[str, Any]") -> _core.Handle:
         """Rows, and with each where it comes from."""
-        tokens = torch.arange(sent.size(0), dtype=torch.int32).unsqueeze(1)
+        tokens = self._tokens[: sent.size(0)]
         if facts["do_expand"]:
             source = tokens + self.rank_idx * facts["num_max_tokens_per_rank"]
             return channel.dispatch(sent, topk_idx, topk_weights, _expanded(facts["expert_alignment"]),
                                     {"source": source})
         twice = torch.cat((topk_idx, topk_idx), 1)
-        codes = (tokens + 1).float().expand(topk_idx.shape)
+        codes = self._codes[: sent.size(0)].expand(topk_idx.shape)
         return channel.dispatch(sent, twice, torch.cat((topk_weights, codes), 1), _PLAIN)
 
     def _channel(self, do_expand: bool, num_experts: int, bytes_of_a_row: int, topk: int,
@@ -317,6 +332,9 @@ class ElasticBuffer:
             num_experts=num_experts, max_tokens=room, max_hidden=-(-bytes_of_a_row // 2), slots=_SLOTS,
             max_topk=topk if do_expand else 2 * topk, max_payload=8 if do_expand else 0, timeout=self._timeout)
         self._channels[key] = Channel(comm, number, room, _SLOTS, "source" if do_expand else None)
+        if room > self._tokens.size(0):
+            self._tokens = torch.arange(room, dtype=torch.int32).unsqueeze(1)
+            self._codes = (self._tokens + 1).float()
         return self._channels[key]
 
 
@@ -325,10 +343,6 @@ def _check_cached(handle: EPHandle, **given: Any) -> None:
     for name, value in given.items():
         if value is not None and value != getattr(handle, name):
             raise InvalidArgument(f"{name} is {value}, expected {getattr(handle, name)} as in the handle")
-
-
-def _first_half(both: torch.Tensor) -> torch.Tensor:
-    return both[:, : both.size(1) // 2].contiguous()
 
 
 def _by_column(scales: torch.Tensor) -> torch.Tensor:
