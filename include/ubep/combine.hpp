@@ -19,6 +19,9 @@ struct CombineArgs {
   // Plain sums, where the top-k weights would be applied: the gradient of a dispatch. The same on
   // all ranks.
   bool unweighted = false;
+  // expert layouts, not bsp: outputs are not complete yet; Communicator::publish() announces each
+  // local expert's once they are. Only with start_combine(). This rank's own affair.
+  bool by_expert = false;
   // Added to the sums, after the experts' rows and before the one rounding: a bias, the output of
   // shared experts. Each [num_tokens, hidden] of out's dtype, or empty. This rank's own affair.
   std::array<ConstRows, 2> added = {};

@@ -145,6 +145,32 @@ void check_payloads(const Input& in, const DispatchOptions& options, const Group
   }
 }
 
+void check_out(const Input& in, const DispatchOptions& options) {
+  const Rows& out = in.out;
+  if (out.data == nullptr && out.num_rows == 0) return;
+  const ConstRows& x = in.x;
+  const bool one_tensor = is_by_expert(options.layout) || options.contiguous;
+  check_flag("out", true, one_tensor && !options.in_place,
+             "expert layouts and contiguous, and without in_place");
+  check_flag("out", true, options.quant == Quant::none && in.payloads.empty(),
+             "rows that travel as they are: without quant or payloads");
+  if (out.num_rows < 0 || (out.data == nullptr && out.num_rows > 0)) {
+    refuse("out.data is null or out.num_rows is {}, expected a tensor of 0 rows or more",
+           out.num_rows);
+  }
+  if (out.hidden != x.hidden || out.dtype != x.dtype) {
+    refuse("out is {} of hidden {}, expected {} of {} as x", name(out.dtype), out.hidden,
+           name(x.dtype), x.hidden);
+  }
+  if (out.stride() < out.row_bytes()) {
+    refuse("out.stride_bytes is {}, expected at least {}", out.stride_bytes, out.row_bytes());
+  }
+  if (out.num_rows == 0 || x.num_rows == 0) return;
+  const std::byte* x_end = x.row(x.num_rows - 1) + x.row_bytes();
+  const std::byte* out_end = out.row(out.num_rows - 1) + out.row_bytes();
+  if (out.row(0) < x_end && x.row(0) < out_end) refuse("out overlaps x, expected a tensor apart");
+}
+
 void check_same_payloads(const Input& in, const HandleState& cached) {
   const auto& expected = cached.encoder.layout().payloads;
   const std::size_t most = cached.encoder.is_plain() ? 0 : expected.size();
@@ -170,6 +196,10 @@ void check_routing(const Routing& routing, std::int64_t num_tokens, const GroupC
   if (routing.topk_weights.size() != expected) {
     refuse("routing.topk_weights has {} elements, expected {} tokens x topk {} = {}",
            routing.topk_weights.size(), num_tokens, routing.topk, expected);
+  }
+  if (!routing.active.empty() && routing.active.size() != static_cast<std::size_t>(num_tokens)) {
+    refuse("routing.active has {} elements, expected {} tokens or none", routing.active.size(),
+           num_tokens);
   }
   const int experts = config.experts.num_experts();
   for (std::size_t i = 0; i < expected; ++i) {
@@ -211,6 +241,7 @@ ResolvedOptions resolve(const DispatchOptions& options, const GroupConfig& confi
   check_flag("in_place", o.in_place, pull && o.weighting == Weighting::kernel,
              "pull or push and weighting by the kernel");
   check_flag("mapped_view", o.mapped_view, o.path == Path::read, "rank_major on read");
+  check_flag("by_expert", o.by_expert, !rank_major, "expert layouts");
   check_flag("weighting owner", o.weighting == Weighting::owner, rank_major, "rank_major");
   check_flag("reduction exact", o.reduction == Reduction::exact, !rank_major, "expert layouts");
   if (o.reduction == Reduction::automatic) {
@@ -227,6 +258,10 @@ ResolvedOptions resolve(const DispatchOptions& options, const GroupConfig& confi
   check_range("expert_capacity", o.expert_capacity, padded ? 1 : 0,
               padded ? config.expert_capacity : 0);
   return {o, choice.reason};
+}
+
+void check_expert(int expert, int num_local) {
+  check_range("expert (local)", expert, 0, num_local - 1);
 }
 
 void check_roles(int lanes, const Roles& roles, SendOrder order) {
@@ -262,11 +297,13 @@ void check_combine(const CombineArgs& args, const HandleState& h, const GroupCon
     check_rows(rows, argument, config);
     if (rows.dtype == DType::u8) refuse("{}.dtype is u8, expected bf16, fp16 or fp32", argument);
   };
+  check_flag("by_expert", args.by_expert, is_by_expert(h.routed->options.layout), "expert layouts");
   check(args.out, "out", h.routed->send.num_tokens);
   const bool in_place = args.y.data == h.output.data && args.y.data != nullptr;
   // A rank that received nothing may have no memory for it.
   const bool given = args.y.data != nullptr || args.y.num_rows != 0 || args.y.hidden != 0;
-  if (given) check(args.y, "y", h.output.num_rows);
+  const bool whole = h.in_out && args.y.num_rows == h.out.num_rows;  // with the tail of `out`
+  if (given) check(args.y, "y", whole ? h.out.num_rows : h.output.num_rows);
   if (!given || in_place) check_like(args.out, "out", h.output, "expert_output()");
   if (given) check_like(args.out, "out", args.y, "y");
   for (const ConstRows& added : args.added) {

@@ -104,6 +104,7 @@ struct Communicator::Impl {
   int generation = fork_generation();
   int idle_steps = 0;
   Clock::time_point last_look;
+  std::vector<std::int32_t> masked_ids;  // of the dispatch that is being started
   // Destroyed in reverse: handles find the engine gone before its memory is.
   std::unique_ptr<ShmFabric> fabric;
   std::shared_ptr<Engine> engine;
@@ -130,6 +131,17 @@ struct Communicator::Impl {
     if (h.leased && !h.engine.expired()) {
       throw Error(ErrorCode::misuse, "the handle holds a lease: combine or release it first");
     }
+  }
+
+  // The ids, -1 where a token is not active.
+  std::span<const std::int32_t> active_ids(const Routing& routing) {
+    if (routing.active.empty()) return routing.topk_idx;
+    masked_ids.assign(routing.topk_idx.begin(), routing.topk_idx.end());
+    const auto topk = static_cast<std::size_t>(routing.topk);
+    for (std::size_t i = 0; i < routing.active.size(); ++i) {
+      if (routing.active[i] == 0) std::fill_n(masked_ids.begin() + i * topk, topk, -1);
+    }
+    return masked_ids;
   }
 
   Status too_many_tokens(const ConstRows& x) const {
@@ -324,11 +336,12 @@ Status Communicator::start_round(const Input& in, const Routing& routing,
                .bytes = static_cast<std::uint64_t>(x.num_rows * x.row_bytes())});
   if (x.num_rows > impl.config.max_tokens) return impl.too_many_tokens(x);
   check_routing(routing, x.num_rows, impl.config);
+  check_out(in, resolved.options);
   h.round = round;
   if (round.number == 0) h.layer.active = false;
   const Status status =
       impl.engine->start_dispatch(in,
-                                  {.topk_idx = routing.topk_idx,
+                                  {.topk_idx = impl.active_ids(routing),
                                    .topk_weights = routing.topk_weights,
                                    .num_tokens = static_cast<std::uint32_t>(x.num_rows),
                                    .topk = routing.topk},
@@ -362,6 +375,7 @@ Status Communicator::start_dispatch(const Input& in, const Handle& cached, Handl
   h.layer.active = false;
   check_payloads(in, c.routed->options, impl.config);
   check_same_payloads(in, c);
+  check_out(in, c.routed->options);
   const Status status = impl.engine->start_cached_dispatch(in, c, h);
   if (status.ok()) impl.adopt(h);
   return status;
@@ -376,7 +390,39 @@ Status Communicator::start_combine(Handle& handle, const CombineArgs& args) {
   }
   if (const Status status = Impl::state_of(h); status.code == Code::not_ready) return status;
   check_combine(args, h, impl.config);
+  h.publishes = args.by_expert;
   return impl.engine->start_combine(h, args);
+}
+
+Status Communicator::poll_expert(const Handle& handle, int expert) const {
+  const Impl& impl = open();
+  const HandleState& h = *handle.state_;
+  impl.check_ours(h);
+  check_expert(expert, impl.config.experts.num_local(impl.rank));
+  if (!h.leased || h.kind != OpKind::dispatch || !h.routed->options.by_expert) {
+    throw Error(ErrorCode::misuse, "poll_expert: the handle has no dispatch with by_expert");
+  }
+  // acquires: the expert's rows; a lane copied them.
+  if (h.experts.load_acquire(static_cast<std::size_t>(expert))) return {};
+  return Impl::state_of(h);
+}
+
+Status Communicator::publish(Handle& handle, int expert) {
+  const Impl& impl = open();
+  HandleState& h = *handle.state_;
+  impl.check_ours(h);
+  check_expert(expert, impl.config.experts.num_local(impl.rank));
+  if (h.kind != OpKind::combine || !h.publishes) {
+    throw Error(ErrorCode::misuse, "publish: the handle has no combine with by_expert");
+  }
+  const Status status = Impl::state_of(h);
+  if (status.code != Code::not_ready && !status.ok() && status.code != Code::peer_lost) {
+    return status;
+  }
+  if (status.code != Code::not_ready || !impl.engine->publish_expert(h, expert)) {
+    throw Error(ErrorCode::misuse, fmt::format("publish: expert {} was published before", expert));
+  }
+  return {};
 }
 
 Status Communicator::dispatch(const Input& in, const Routing& routing,
@@ -405,6 +451,11 @@ Status Communicator::dispatch(const Input& in, const Handle& cached, Handle& han
 }
 
 Status Communicator::combine(Handle& handle, const CombineArgs& args) {
+  if (args.by_expert) {
+    throw Error(
+        ErrorCode::invalid_argument,
+        "by_expert is set, expected only with start_combine(): combine() waits for publish()");
+  }
   Impl& impl = open();
   const auto until = impl.deadline();
   HandleState& h = *handle.state_;

@@ -152,12 +152,18 @@ void EngineImpl<F>::begin_dispatch(const Input& in, HandleState& h, bool cached)
   h.dtype = x.dtype;
   h.store = store_;
   h.x = x;
+  h.out = in.out;
+  h.in_out = false;
   h.encoder.begin(in, h.routed->options.quant);
   h.leased = true;
   h.kind = OpKind::dispatch;
   h.sources = RankSet(config_.size);
   h.stats = {.path = h.routed->options.path, .store = store_, .reason = h.routed->reason};
   h.state.store_release(HandleState::pending);  // publishes: nothing; this thread starts it
+  h.shown.store_release(0);                     // publishes: nothing; likewise
+  if (h.routed->options.by_expert) {
+    h.experts.clear(static_cast<std::size_t>(config_.experts.num_local(rank_)));
+  }
   slot_of(h).leased = true;
   slot_of(h).combining = false;
   slot_of(h).area = input_area_ != nullptr ? input_area_ : take_area();
@@ -167,6 +173,7 @@ void EngineImpl<F>::begin_dispatch(const Input& in, HandleState& h, bool cached)
 
   Op& op = free_op();
   op.handle = &h;
+  h.op = &op;
   op.cached = cached;
   op.line = next_line(h, OpKind::dispatch, x);
   set_rows(op, h.x);
@@ -385,7 +392,7 @@ int EngineImpl<F>::advance_dispatch(Op& op) {
   add_copies(op);
   if (op.placed && op.sent && op.coming.empty() && op.receive.idle() && op.count.idle()) {
     if (decodes_) tidy_windows(h);
-    show_received(op);
+    if (!op.by_expert) show_received(op);
     report_overflow(op);
     finish(op);
     ++done;
