@@ -20,7 +20,9 @@ struct CombineArgs {
   // all ranks.
   bool unweighted = false;
   // expert layouts, not bsp: outputs are not complete yet; Communicator::publish() announces each
-  // local expert's once they are. Only with start_combine(). This rank's own affair.
+  // local expert's once they are. Only with start_combine(); after a dispatch with in_place only
+  // with outputs that are written in place, since others would overwrite rows of other experts.
+  // This rank's own affair.
   bool by_expert = false;
   // Added to the sums, after the experts' rows and before the one rounding: a bias, the output of
   // shared experts. Each [num_tokens, hidden] of out's dtype, or empty. This rank's own affair.

@@ -304,6 +304,8 @@ void check_combine(const CombineArgs& args, const HandleState& h, const GroupCon
   const bool given = args.y.data != nullptr || args.y.num_rows != 0 || args.y.hidden != 0;
   const bool whole = h.in_out && args.y.num_rows == h.out.num_rows;  // with the tail of `out`
   if (given) check(args.y, "y", whole ? h.out.num_rows : h.output.num_rows);
+  check_flag("by_expert", args.by_expert, !h.routed->options.in_place || !given || in_place,
+             "outputs in place, after a dispatch with in_place");
   if (!given || in_place) check_like(args.out, "out", h.output, "expert_output()");
   if (given) check_like(args.out, "out", args.y, "y");
   for (const ConstRows& added : args.added) {

@@ -289,8 +289,9 @@ bool SimRank::start_combine(int number) {
   Problem shown = problem;
   shown.sources = ranks_of(h.sources);
   shown.layout = h.received.layout;  // of a caller's error, too
-  const bool by_expert = local(number).by_expert && !setup_.returns;
-  p.late = by_expert && !local(number).options.in_place;
+  const bool in_place = h.routed->options.in_place;
+  const bool by_expert = local(number).by_expert && !setup_.returns && !(in_place && own_y);
+  p.late = by_expert && !in_place;
   if (p.late) {  // each expert's are written before they are published
     for (std::int64_t i = 0; i < y.num_rows; ++i) std::fill_n(y.row(i), y.row_bytes(), kPoison);
     p.shown = shown;

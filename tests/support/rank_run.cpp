@@ -131,7 +131,11 @@ void RankRun::end(int number) {
   }
   const Rows y = place_y(number);
   const Received received = handle.received();
-  const bool late = local(number).by_expert && !local(number).options.in_place;
+  int first = number;  // whose options hold
+  while (operation(first).origin >= 0) first = operation(first).origin;
+  const bool in_place = local(first).options.in_place;
+  const bool by_expert = local(number).by_expert && !(in_place && local(number).own_y);
+  const bool late = by_expert && !in_place;
   if (late) {  // each expert's are written before they are published
     for (std::int64_t i = 0; i < y.num_rows; ++i) std::fill_n(y.row(i), y.row_bytes(), kPoison);
   } else {
@@ -141,7 +145,7 @@ void RankRun::end(int number) {
   args.unweighted = operation(number).problem.unweighted;
   args.added = added_rows(operation(number).problem, rank_);
   if (local(number).own_y) args.y = y;
-  args.by_expert = local(number).by_expert;
+  args.by_expert = by_expert;
   if (local(number).drive == Drive::call && !args.by_expert) {
     require(number, "combine", comm_->combine(handle, args));
   } else {
