@@ -218,9 +218,6 @@ MUTATIONS = [
     ("a release of half published outputs says that they are complete", END,
      "handle.kind == OpKind::combine && (op == nullptr || op->unpublished.load_acquire() == 0);",
      "handle.kind == OpKind::combine;", []),
-    ("rows are put into a tensor that is too small for them", PLACE,
-     "h.out.data != nullptr && routed.receive.num_rows <= h.out.num_rows;",
-     "h.out.data != nullptr;", []),
     # Records.
     ("own rows are taken before they are encoded", PLACE,
      "  if (!h.encoder.is_plain() && !pushes(*h.routed) && !op.sent) ready.erase(rank_);\n", "", []),

@@ -253,11 +253,10 @@ int EngineImpl<F>::advance_combine(Op& op) {
   int done = !is_acknowledged_ || are_acknowledged(op) ? announce_outputs(op) : 0;
   const bool encoded = returns_encoded(*h.routed);
   bool changed = false;
+  const bool by_expert = !op.early.empty();
   op.waiting.for_each([&](int q) {
-    const bool was_early = op.early.contains(q);
     const bool advanced = advance_owner(op, q);
     if (advanced) op.waiting.erase(q);
-    changed = changed || was_early != op.early.contains(q);
     if (advanced && encoded && q != rank_) op.decoding.insert(q);
     changed = changed || !op.waiting.contains(q);  // ready, or given up
   });
@@ -267,13 +266,16 @@ int EngineImpl<F>::advance_combine(Op& op) {
     ++done;
     // publishes: who is absent, to gather_token() on any lane, before `ready` says so of them.
     op.lost.store_release(op.absent);
-    // publishes: the bases of owners that announce their experts one by one; likewise.
-    op.early_ready.store_release(op.early);
     RankSet ready = h.routed->send.owners;
     ready -= op.waiting;
     // publishes: the bases of these owners, to gather_token() on any lane; without the order it
     // would take addresses from half a table.
     op.ready.store_release(ready);
+  }
+  if (!op.early.empty()) {
+    if (!by_expert) ++done;
+    // publishes: the bases of owners that announce their experts one by one; likewise.
+    op.early_ready.store_release(op.early);
   }
   if ((op.sent || op.line.by_expert != 0) && !op.placed) {
     const std::uint32_t tokens = h.routed->send.num_tokens;
