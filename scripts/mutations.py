@@ -215,9 +215,6 @@ MUTATIONS = [
     ("published experts of the lost do not count", COMBINE,
      "    if (op.lost.load_acquire(ref.rank) && !is_out(op, ref)) {",
      "    if (op.lost.load_acquire(ref.rank)) {", []),
-    ("a release of half published outputs says that they are complete", END,
-     "handle.kind == OpKind::combine && (op == nullptr || op->unpublished.load_acquire() == 0);",
-     "handle.kind == OpKind::combine;", []),
     # Records.
     ("own rows are taken before they are encoded", PLACE,
      "  if (!h.encoder.is_plain() && !pushes(*h.routed) && !op.sent) ready.erase(rank_);\n", "", []),

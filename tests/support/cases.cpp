@@ -73,7 +73,7 @@ void choose_shape(const CommunicatorOptions& options, Problem& problem, Random& 
     return;
   }
   if (problem.layout == Layout::expert_major) {
-    problem.expert_alignment = random.pick<int>({1, 1, 2, 5, 8, 16, 64});
+    problem.expert_alignment = random.pick<int>({1, 1, 2, 5, 8, 16, 128});
   }
   problem.reduction =
       random.pick<Reduction>({Reduction::automatic, Reduction::exact, Reduction::per_rank});
