@@ -149,6 +149,7 @@ class EngineImpl final : public Engine {
   void check_input(const Input& in, Quant quant) const;
   void map_view(const DispatchOptions& options, int slot);
   void begin_dispatch(const Input& in, HandleState& handle, bool cached);
+  void begin_lease(const Input& in, HandleState& h);
   void stage_rows(HandleState& h);
   void begin_encoding(Op& op);
   void end_encoding(Op& op);

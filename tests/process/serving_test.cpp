@@ -97,8 +97,7 @@ TEST_P(ServingTest, PublishedExpertsAreSummedBeforeTheRest) {
       const Status status = comm.wait(
           worker.handle, std::chrono::steady_clock::now() + std::chrono::milliseconds(50));
       EXPECT_EQ(status.code, Code::timeout);
-      EXPECT_NE(status.message().find("not all published"), std::string::npos)
-          << status.message();
+      EXPECT_NE(status.message().find("not all published"), std::string::npos) << status.message();
       ASSERT_TRUE(comm.publish(worker.handle, 1).ok());
     } else {
       while (args.out.row(0)[0] == kUntouched) (void)comm.step();
