@@ -142,6 +142,10 @@ class UBEP_API Communicator {
   // often before the dispatch is complete; received() and expert_output() may then be called, for
   // the rows of such experts. Else as poll(). Throws Error{invalid_argument, misuse}.
   Status poll_expert(const Handle& handle, int expert) const;
+  // Steps until the expert's rows are here. timeout leaves the dispatch pending. Errors as wait().
+  Status wait_expert(const Handle& handle, int expert);
+  Status wait_expert(const Handle& handle, int expert,
+                     std::chrono::steady_clock::time_point deadline);
   // With CombineArgs::by_expert, once for each local expert in any order: its outputs are complete;
   // peers sum them while others are still being computed. The combine is not complete before all
   // are. Returns mismatch or corrupt when the communicator has failed. Throws

@@ -12,6 +12,8 @@ namespace {
 
 constexpr std::uint64_t kLeastRecord = 16;
 constexpr int kMostPayload = 32768;
+constexpr std::int64_t kMostRows = 0x7FFFFFFF;
+constexpr std::int64_t kMostStride = std::int64_t{1} << 31;
 
 template <class... Args>
 [[noreturn]] void refuse(fmt::format_string<Args...> text, Args&&... args) {
@@ -26,6 +28,19 @@ void check_range(const char* argument, std::int64_t value, std::int64_t low, std
 
 void check_flag(const char* option, bool set, bool allowed, const char* needs) {
   if (set && !allowed) refuse("{} is set, expected only with {}", option, needs);
+}
+
+// Whether an element lies in both. Columns of one wider matrix may be apart.
+bool overlap(const ConstRows& a, const ConstRows& b) {
+  if (a.num_rows == 0 || b.num_rows == 0) return false;
+  const auto end = [](const ConstRows& rows) {
+    return rows.row(rows.num_rows - 1) + rows.row_bytes();
+  };
+  if (a.row(0) >= end(b) || b.row(0) >= end(a)) return false;
+  if (a.stride() != b.stride()) return true;
+  const std::int64_t stride = a.stride();
+  const std::int64_t column = ((b.row(0) - a.row(0)) % stride + stride) % stride;
+  return column < a.row_bytes() || column + b.row_bytes() > stride;
 }
 
 }  // namespace
@@ -150,25 +165,18 @@ void check_out(const Input& in, const DispatchOptions& options) {
   if (out.data == nullptr && out.num_rows == 0) return;
   const ConstRows& x = in.x;
   const bool one_tensor = is_by_expert(options.layout) || options.contiguous;
-  check_flag("out", true, one_tensor && !options.in_place,
-             "expert layouts and contiguous, and without in_place");
+  check_flag("out", true, one_tensor, "expert layouts, or rank_major with contiguous");
+  check_flag("out", true, !options.in_place, "in_place off");
   check_flag("out", true, options.quant == Quant::none && in.payloads.empty(),
              "rows that travel as they are: without quant or payloads");
-  if (out.num_rows < 0 || (out.data == nullptr && out.num_rows > 0)) {
-    refuse("out.data is null or out.num_rows is {}, expected a tensor of 0 rows or more",
-           out.num_rows);
-  }
+  check_range("out.num_rows", out.num_rows, 0, kMostRows);
+  if (out.data == nullptr) refuse("out.data is null, expected {} rows", out.num_rows);
   if (out.hidden != x.hidden || out.dtype != x.dtype) {
     refuse("out is {} of hidden {}, expected {} of {} as x", name(out.dtype), out.hidden,
            name(x.dtype), x.hidden);
   }
-  if (out.stride() < out.row_bytes()) {
-    refuse("out.stride_bytes is {}, expected at least {}", out.stride_bytes, out.row_bytes());
-  }
-  if (out.num_rows == 0 || x.num_rows == 0) return;
-  const std::byte* x_end = x.row(x.num_rows - 1) + x.row_bytes();
-  const std::byte* out_end = out.row(out.num_rows - 1) + out.row_bytes();
-  if (out.row(0) < x_end && x.row(0) < out_end) refuse("out overlaps x, expected a tensor apart");
+  check_range("out.stride_bytes", out.stride(), out.row_bytes(), kMostStride);
+  if (overlap(out, x)) refuse("out overlaps x, expected a tensor apart");
 }
 
 void check_same_payloads(const Input& in, const HandleState& cached) {
@@ -206,6 +214,7 @@ void check_routing(const Routing& routing, std::int64_t num_tokens, const GroupC
     const std::int32_t e = routing.topk_idx[i];
     if (e >= -1 && e < experts) continue;
     const auto topk = static_cast<std::size_t>(routing.topk);
+    if (!routing.active.empty() && routing.active[i / topk] == 0) continue;
     refuse("routing.topk_idx[{}][{}] is {}, expected -1..{}", i / topk, i % topk, e, experts - 1);
   }
 }
@@ -308,6 +317,7 @@ void check_combine(const CombineArgs& args, const HandleState& h, const GroupCon
              "outputs in place, after a dispatch with in_place");
   if (!given || in_place) check_like(args.out, "out", h.output, "expert_output()");
   if (given) check_like(args.out, "out", args.y, "y");
+  if (given && overlap(args.out, args.y)) refuse("out overlaps y, expected a tensor apart");
   for (const ConstRows& added : args.added) {
     if (added.data == nullptr && added.num_rows == 0) continue;
     check(added, "added", h.routed->send.num_tokens);

@@ -225,10 +225,14 @@ struct Communicator::Impl {
   // Steps until the handle's latest operation is complete.
   Status finish(const HandleState& h, Clock::time_point until) {
     const Status status = insist([&h] { return state_of(h); }, until);
-    if (status.code != Code::timeout) return status;
-    Status missing = engine->waits_for(h);
-    missing.code = Code::timeout;
-    return missing;
+    return status.code == Code::timeout ? awaited(h) : status;
+  }
+
+  // A timeout that says whom the handle's operation waits for.
+  Status awaited(const HandleState& h) const {
+    Status status = engine->waits_for(h);
+    status.code = Code::timeout;
+    return status;
   }
 
   static Status state_of(const HandleState& h) {
@@ -238,6 +242,7 @@ struct Communicator::Impl {
     status.code = Code::not_ready;
     status.kind = h.kind;
     status.epoch = h.epoch;
+    status.what = "it is pending: step() it, or wait()";
     return status;
   }
 };
@@ -326,6 +331,7 @@ Status Communicator::start_round(const Input& in, const Routing& routing,
   Impl& impl = open();
   const ConstRows& x = in.x;
   HandleState& h = *handle.state_;
+  if (!impl.engine->failure().ok()) return impl.engine->failure();
   Impl::check_free(h);
   check_rows(x, "x", impl.config);
   check_payloads(in, options, impl.config);
@@ -358,6 +364,7 @@ Status Communicator::start_dispatch(const Input& in, const Handle& cached, Handl
   const ConstRows& x = in.x;
   const HandleState& c = *cached.state_;
   HandleState& h = *handle.state_;
+  if (!impl.engine->failure().ok()) return impl.engine->failure();
   impl.check_ours(c);
   Impl::check_free(h);
   const Code code = Impl::state_of(c).code;
@@ -400,11 +407,25 @@ Status Communicator::poll_expert(const Handle& handle, int expert) const {
   impl.check_ours(h);
   check_expert(expert, impl.config.experts.num_local(impl.rank));
   if (!h.leased || h.kind != OpKind::dispatch || !h.routed->options.by_expert) {
-    throw Error(ErrorCode::misuse, "poll_expert: the handle has no dispatch with by_expert");
+    throw Error(
+        ErrorCode::misuse,
+        "poll_expert: the handle's latest operation is no dispatch with by_expert, or it was "
+        "released");
   }
   // acquires: the expert's rows; a lane copied them.
   if (h.experts.load_acquire(static_cast<std::size_t>(expert))) return {};
   return Impl::state_of(h);
+}
+
+Status Communicator::wait_expert(const Handle& handle, int expert) {
+  return wait_expert(handle, expert, open().deadline());
+}
+
+Status Communicator::wait_expert(const Handle& handle, int expert,
+                                 std::chrono::steady_clock::time_point deadline) {
+  Impl& impl = open();
+  const Status status = impl.insist([&] { return poll_expert(handle, expert); }, deadline);
+  return status.code == Code::timeout ? impl.awaited(*handle.state_) : status;
 }
 
 Status Communicator::publish(Handle& handle, int expert) {
@@ -413,13 +434,17 @@ Status Communicator::publish(Handle& handle, int expert) {
   impl.check_ours(h);
   check_expert(expert, impl.config.experts.num_local(impl.rank));
   if (h.kind != OpKind::combine || !h.publishes) {
-    throw Error(ErrorCode::misuse, "publish: the handle has no combine with by_expert");
+    throw Error(ErrorCode::misuse,
+                "publish: the handle's latest operation is no combine with by_expert");
   }
   const Status status = Impl::state_of(h);
   if (status.code != Code::not_ready && !status.ok() && status.code != Code::peer_lost) {
     return status;
   }
-  if (status.code != Code::not_ready || !impl.engine->publish_expert(h, expert)) {
+  if (status.code != Code::not_ready) {
+    throw Error(ErrorCode::misuse, "publish: the combine is complete");
+  }
+  if (!impl.engine->publish_expert(h, expert)) {
     throw Error(ErrorCode::misuse, fmt::format("publish: expert {} was published before", expert));
   }
   return {};

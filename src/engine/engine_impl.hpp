@@ -43,6 +43,7 @@ class EngineImpl final : public Engine {
                                HandleState& handle) override;
   Status start_combine(HandleState& handle, const CombineArgs& args) override;
   bool publish_expert(HandleState& handle, int expert) override;
+  const Status& failure() const override { return failed_; }
   int step(int lane, int lanes) override;
   void look_for_losses() override;
   Status waits_for(const HandleState& handle) const override;

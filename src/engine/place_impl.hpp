@@ -231,8 +231,10 @@ int EngineImpl<F>::pull_rows(Op& op, Tile& tile) {
   const auto row_stride = static_cast<std::uint64_t>(h.received.stride_bytes);
   const std::uint64_t window = window_rows(*h.routed, rank_) * tile.peer;
   const std::uint64_t limit = op.line.capacity;
-  // What leaves the caches before it is read need not be fetched into them to be written.
-  const Store store = source.num_rows() * stride > kCachedBytes ? Store::far : Store::near;
+  // What leaves the caches before it is read need not be fetched into them to be written. Streaming
+  // stores are of whole lines, which only rows of the library have.
+  const bool streams = !h.in_out && source.num_rows() * stride > kCachedBytes;
+  const Store store = streams ? Store::far : Store::near;
   std::uint64_t copied = 0;
   auto* rows = const_cast<std::byte*>(h.received.base);
   const std::uint32_t begin = tile.next;

@@ -43,6 +43,29 @@ Status wait_for_expert(Communicator& comm, const Handle& handle, int expert) {
   }
 }
 
+// An owner that nobody sends to waits for its peers all the same.
+TEST_P(ServingTest, AWaitForAnExpertIsBounded) {
+  const Problem problem = make_problem({.ranks = 2, .layout = Layout::expert_major});
+  const Gate gate(2);
+  run_ranks(GetParam(), 2, [&](const Bootstrap& bootstrap) {
+    Communicator comm = Communicator::create(bootstrap, options_for(problem));
+    Worker worker(problem, bootstrap.rank, {.layout = Layout::expert_major, .by_expert = true});
+    if (bootstrap.rank == 1) gate.arrive_and_wait();
+    ASSERT_TRUE(worker.start_dispatch_when_ready(comm).ok());
+    if (bootstrap.rank == 0) {
+      const auto soon = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
+      const Status status = comm.wait_expert(worker.handle, 1, soon);
+      EXPECT_EQ(status.code, Code::timeout);
+      EXPECT_EQ(status.peer, 1) << status.message();
+      gate.arrive_and_wait();
+    }
+    ASSERT_TRUE(comm.wait_expert(worker.handle, 1).ok());
+    ASSERT_TRUE(comm.wait(worker.handle).ok());
+    EXPECT_EQ(worker.received_difference(), "");
+    ASSERT_TRUE(worker.combine(comm).ok());
+  });
+}
+
 TEST_P(ServingTest, ExpertsStartAndEndOneByOne) {
   for (const Layout layout : {Layout::expert_major, Layout::expert_padded}) {
     Problem problem = make_problem(
@@ -142,9 +165,10 @@ TEST_P(ServingTest, MisuseOfExpertCallsIsRefused) {
     };
     ASSERT_TRUE(worker.dispatch(comm).ok());
     EXPECT_EQ(text_of([&] { return comm.poll_expert(worker.handle, 0); }),
-              "poll_expert: the handle has no dispatch with by_expert");
+              "poll_expert: the handle's latest operation is no dispatch with by_expert, or it was "
+              "released");
     EXPECT_EQ(text_of([&] { return comm.publish(worker.handle, 0); }),
-              "publish: the handle has no combine with by_expert");
+              "publish: the handle's latest operation is no combine with by_expert");
     CombineArgs args = worker.prepare_combine();
     args.by_expert = true;
     EXPECT_NE(text_of([&] { return comm.combine(worker.handle, args); }).find("start_combine"),
@@ -153,6 +177,7 @@ TEST_P(ServingTest, MisuseOfExpertCallsIsRefused) {
     EXPECT_EQ(text_of([&] { return comm.publish(worker.handle, 2); }),
               "expert (local) is 2, expected 0..1");
     ASSERT_TRUE(comm.publish(worker.handle, 1).ok());
+    EXPECT_EQ(worker.handle.received().num_rows, worker.handle.expert_output().num_rows);
     EXPECT_EQ(text_of([&] { return comm.publish(worker.handle, 1); }),
               "publish: expert 1 was published before");
     ASSERT_TRUE(comm.publish(worker.handle, 0).ok());
@@ -196,6 +221,7 @@ TEST_P(ServingTest, ThreadsShareTheExperts) {
       for (int t = 0; t < 2; ++t) {
         threads.emplace_back([&, t] {
           for (int e = t; e < 8; e += 2) {
+            (void)worker.handle.expert_output();
             if (!comm.publish(worker.handle, e).ok()) ++failures;
           }
         });
@@ -236,6 +262,60 @@ TEST_P(ServingTest, RowsThatDoNotFitAreInTheLibrarysMemory) {
     Input in = worker.x();
     in.out = {const_cast<void*>(in.x.data), in.x.num_rows, problem.hidden, problem.dtype};
     EXPECT_THROW((void)comm.dispatch(in, worker.routing(), worker.options(), worker.handle), Error);
+  });
+}
+
+// Rows so many that the library stores its own past the caches, which works on whole lines only.
+TEST_P(ServingTest, ManyRowsInTheCallersTensorTouchNothingElse) {
+  constexpr int kHidden = 7164;  // no multiple of a line, nor of 16 bytes
+  constexpr std::int64_t kGap = 40;
+  for (const bool contiguous : {false, true}) {
+    ProblemShape shape{.ranks = 2, .experts_per_rank = 1, .tokens = 330, .hidden = kHidden};
+    shape.layout = contiguous ? Layout::rank_major : Layout::expert_major;
+    const Problem problem = make_problem(shape);
+    run_ranks(GetParam(), 2, [&](const Bootstrap& bootstrap) {
+      Communicator comm = Communicator::create(bootstrap, options_for(problem));
+      Worker worker(problem, bootstrap.rank);
+      const ExpectedReceived want = expected_received(problem, bootstrap.rank);
+      const std::int64_t stride = 2 * kHidden + kGap;
+      for (const Path path : {Path::pull, Path::push}) {
+        std::vector<std::byte> memory(static_cast<std::size_t>(want.num_rows * stride) + 2,
+                                      kUntouched);
+        Input in = worker.x();
+        in.out = {memory.data() + 2, want.num_rows, kHidden, DType::bf16, stride};
+        const DispatchOptions options{
+            .layout = shape.layout, .path = path, .contiguous = contiguous};
+        const Status status = comm.dispatch(in, worker.routing(), options, worker.handle);
+        ASSERT_TRUE(status.ok()) << status.message();
+        EXPECT_EQ(compare_received(worker.handle.received(), want, problem, in.out), "");
+        for (std::int64_t i = 0; i < want.num_rows; ++i) {
+          const std::byte* gap = in.out.row(i) + 2 * kHidden;
+          ASSERT_TRUE(std::all_of(gap, gap + kGap, [](std::byte b) { return b == kUntouched; }))
+              << "behind row " << i;
+        }
+        comm.release(worker.handle);
+      }
+    });
+  }
+}
+
+// Ids of tokens that are not active may be anything.
+TEST_P(ServingTest, InactiveTokensHaveAnyIds) {
+  const Problem problem = make_problem({.ranks = 2, .tokens = 3});
+  run_ranks(GetParam(), 2, [&](const Bootstrap& bootstrap) {
+    Communicator comm = Communicator::create(bootstrap, options_for(problem));
+    Worker worker(problem, bootstrap.rank);
+    const RankInput& input = problem.ranks[static_cast<std::size_t>(bootstrap.rank)];
+    std::vector<std::int32_t> ids = input.topk_idx;
+    ids[2] = 99;
+    ids[3] = -7;
+    Routing routing{ids, input.topk_weights, problem.topk};
+    EXPECT_THROW((void)comm.dispatch(worker.x(), routing, {}, worker.handle), Error);
+    const std::vector<std::uint8_t> active = {1, 0, 1};
+    routing.active = active;
+    ASSERT_TRUE(comm.dispatch(worker.x(), routing, {}, worker.handle).ok());
+    EXPECT_EQ(worker.handle.received().num_rows <= 4, true);
+    comm.release(worker.handle);
   });
 }
 
