@@ -14,7 +14,7 @@ FILE_CAP = 600
 FUNCTION_CAP = 60
 KERNEL_CAP = 120  # in files whose name contains "kernel"
 PARAMETER_CAP = 5  # more: an Options struct
-FUNCTION_AREAS = ("include", "src", "tools")
+FUNCTION_AREAS = ("include", "src", "tools", "python")
 FILE_AREAS = (*FUNCTION_AREAS, "tests")
 
 # A directive with its continued lines, or one token.
