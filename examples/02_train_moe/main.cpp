@@ -7,11 +7,12 @@
 // The expert layouts give the same bits: every sum over tokens or choices is made in an order that
 // does not depend on the ranks. rank_major adds partial sums of ranks, so its losses may differ by
 // rounding that grows with the steps: 1e-4 of the loss is allowed.
+#include <charconv>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "trainer.hpp"
@@ -51,6 +52,13 @@ bool set_layout(const std::string& text, ubep::DispatchOptions& dispatch) {
   return true;
 }
 
+template <class Number>
+bool set_number(const char* text, Number& number) {
+  const char* const end = text + std::strlen(text);
+  const auto [stop, error] = std::from_chars(text, end, number);
+  return error == std::errc{} && stop == end;
+}
+
 bool parse(int argc, char** argv, Run& run) {
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--check") == 0) {
@@ -59,17 +67,13 @@ bool parse(int argc, char** argv, Run& run) {
     }
     if (i + 1 == argc) return false;
     const char* const value = argv[i + 1];
-    if (std::strcmp(argv[i], "--ranks") == 0) {
-      run.ranks = std::atoi(value);
-    } else if (std::strcmp(argv[i], "--steps") == 0) {
-      run.steps = std::atoi(value);
-    } else if (std::strcmp(argv[i], "--seed") == 0) {
-      run.options.seed = std::strtoull(value, nullptr, 10);
-    } else if (std::strcmp(argv[i], "--layout") != 0 ||
-               !set_layout(value, run.options.shape.dispatch)) {
-      return false;
-    }
-    ++i;
+    const std::string_view name = argv[i++];
+    const bool known = name == "--ranks"    ? set_number(value, run.ranks)
+                       : name == "--steps"  ? set_number(value, run.steps)
+                       : name == "--seed"   ? set_number(value, run.options.seed)
+                       : name == "--layout" ? set_layout(value, run.options.shape.dispatch)
+                                            : false;
+    if (!known) return false;
   }
   run.options.shards = run.ranks > 4 ? run.ranks : 4;
   return run.ranks >= 1 && run.ranks <= 64 && run.steps >= 1;

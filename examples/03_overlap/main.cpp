@@ -13,9 +13,9 @@
 #include <time.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -63,10 +63,11 @@ bool parse(int argc, char** argv, Options& options) {
       return std::strcmp(o.name, argv[i]) == 0;
     });
     if (found == std::end(known) || i + 1 == argc) return false;
-    *found->value = std::atoi(argv[i + 1]);
-    if (*found->value < found->least) return false;
+    const char* const end = argv[i + 1] + std::strlen(argv[i + 1]);
+    const auto [stop, error] = std::from_chars(argv[i + 1], end, *found->value);
+    if (error != std::errc{} || stop != end || *found->value < found->least) return false;
   }
-  return options.ranks <= 64;
+  return options.ranks <= 64 && options.slots <= 16;
 }
 
 // Half of a rank's tokens. Two buffers in turn: tokens must stay until their combine is complete.

@@ -8,8 +8,8 @@
 namespace ubep {
 
 struct CombineArgs {
-  // Result, [num_tokens of the dispatch, hidden]; hidden and dtype are those of y. Tokens without a
-  // valid expert get +0.
+  // Result, [num_tokens of the dispatch, hidden]; hidden and dtype are those of y, which it must
+  // not overlap. Tokens without a valid expert get +0.
   Rows out;
   // Expert outputs. Empty: they were written into Handle::expert_output(). Otherwise a tensor of
   // the caller's: [num_rows, hidden] by received row; with Weighting::owner [expert rows, hidden]
@@ -19,6 +19,12 @@ struct CombineArgs {
   // Plain sums, where the top-k weights would be applied: the gradient of a dispatch. The same on
   // all ranks.
   bool unweighted = false;
+  // expert layouts, not bsp: outputs are not complete yet; Communicator::publish() announces each
+  // local expert's once they are. Only with start_combine(); after a dispatch with in_place only
+  // with outputs that are written in place, since others would overwrite rows of other experts.
+  // Handle::received() and expert_output() may be called until the last expert is published.
+  // This rank's own affair.
+  bool by_expert = false;
   // Added to the sums, after the experts' rows and before the one rounding: a bias, the output of
   // shared experts. Each [num_tokens, hidden] of out's dtype, or empty. This rank's own affair.
   std::array<ConstRows, 2> added = {};

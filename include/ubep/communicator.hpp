@@ -8,8 +8,9 @@
 //   comm.combine(handle, {.out = out}).or_throw();
 //
 // All ranks start operations in the same order. One thread at a time calls a communicator; only
-// step() and poll() may run on several threads at once, beside wait() on one: every lane must have
-// left step() before anything else is called. In a forked child every call throws.
+// step(), poll(), poll_expert() and publish() may run on several threads at once, beside wait() on
+// one: every lane must have left them before anything else is called. In a forked child every call
+// throws.
 #pragma once
 
 #include <chrono>
@@ -137,6 +138,19 @@ class UBEP_API Communicator {
   void set_tracer(Tracer* tracer);
   // State of the handle's latest operation: not_ready while it is pending.
   Status poll(const Handle& handle) const;
+  // With DispatchOptions::by_expert: ok once the rows of the `expert`-th local expert are here,
+  // often before the dispatch is complete; received() and expert_output() may then be called, for
+  // the rows of such experts. Else as poll(). Throws Error{invalid_argument, misuse}.
+  Status poll_expert(const Handle& handle, int expert) const;
+  // Steps until the expert's rows are here. timeout leaves the dispatch pending. Errors as wait().
+  Status wait_expert(const Handle& handle, int expert);
+  Status wait_expert(const Handle& handle, int expert,
+                     std::chrono::steady_clock::time_point deadline);
+  // With CombineArgs::by_expert, once for each local expert in any order: its outputs are complete;
+  // peers sum them while others are still being computed. The combine is not complete before all
+  // are. Returns mismatch or corrupt when the communicator has failed. Throws
+  // Error{invalid_argument, misuse}.
+  Status publish(Handle& handle, int expert);
   // Steps until the handle's latest operation is complete. timeout leaves it pending.
   Status wait(Handle& handle);
   Status wait(Handle& handle, std::chrono::steady_clock::time_point deadline);

@@ -16,6 +16,8 @@ struct Routing {
   std::span<const std::int32_t> topk_idx;  // [num_tokens, topk] global expert ids; -1 = none
   std::span<const float> topk_weights;     // [num_tokens, topk]
   int topk = 0;
+  // [num_tokens], 0 = the token takes no part, whatever its ids are; empty = all do.
+  std::span<const std::uint8_t> active = {};
 };
 
 // Bytes that travel with every token, behind its row: scales of rows that the caller quantised
@@ -32,6 +34,13 @@ struct Payload {
 struct Input {
   ConstRows x;
   std::span<const Payload> payloads;
+  // Where received rows are written, instead of memory of the library: [rows, hidden] of x's hidden
+  // and dtype, apart from x. For layouts whose rows are one tensor (expert layouts, contiguous) and
+  // rows that travel as they are; not with in_place. Of more rows than it has the dispatch ends
+  // with no_capacity, and they are where they are without it: nothing is lost. Shapes can be fixed
+  // with it: rows behind the last are left alone, Received::topk_idx says -1 of them (expert
+  // layouts: they are beyond the last of expert_offsets), and combine takes a `y` of as many rows.
+  Rows out = {};
 
   // NOLINTNEXTLINE(google-explicit-constructor): rows alone are what is sent most often
   Input(const ConstRows& rows, std::span<const Payload> more = {}) : x(rows), payloads(more) {}
@@ -64,6 +73,10 @@ struct DispatchOptions {
   // have no place: the owner's dispatch ends with no_capacity (its lease lasts, other rows are
   // there), and combine leaves them out and clears valid_tokens of their tokens.
   int expert_capacity = 0;
+  // expert layouts: rows are copied expert by expert, each step() of a lane the next one, and can
+  // be used as soon as Communicator::poll_expert() says so. Rows that sources push are there all at
+  // once.
+  bool by_expert = false;
   // Rows are quantised on their way (types.hpp); experts read them with Received::quant. Outputs
   // are of the dtype of x. Not with in_place or a buffer of input().
   Quant quant = Quant::none;
@@ -107,17 +120,19 @@ struct Received {
     return row_table.empty() ? base + i * stride_bytes : row_table[static_cast<std::size_t>(i)];
   }
   // One tensor [num_rows, hidden] when row_table is empty; its rows are stride_bytes apart (a
-  // multiple of 64). Otherwise the address of every row; with pull and push (and neither contiguous
-  // nor in_place) the rows of source q begin at base + q * src_stride_bytes.
+  // multiple of 64, but in Input::out). Otherwise the address of every row; with pull and push (and
+  // neither contiguous nor in_place) the rows of source q begin at base + q * src_stride_bytes.
   std::span<const std::byte* const> row_table;
-  const std::byte* base = nullptr;
+  const std::byte* base = nullptr;  // Input::out, where that was given and large enough
   std::int64_t stride_bytes = 0;
   std::int64_t src_stride_bytes = 0;
 
   // rank_major
-  std::span<const std::int32_t> src_counts;   // [R] rows from each source
-  std::span<const std::int32_t> topk_idx;     // [N, K] local expert ids, -1 = not here ([N] topk1)
-  std::span<const float> topk_weights;        // [N, K], 0 where topk_idx is -1 ([N] for topk1)
+  std::span<const std::int32_t> src_counts;  // [R] rows from each source
+  // [N, K] local expert ids, -1 = not here ([N] for topk1), and their weights, 0 where it is -1. In
+  // Input::out: of all its rows.
+  std::span<const std::int32_t> topk_idx;
+  std::span<const float> topk_weights;
   std::span<const std::int32_t> expert_rows;  // [sum of expert_counts] rows of each local expert
 
   // both layouts

@@ -28,7 +28,8 @@ class UBEP_API Handle {
   Handle(Handle&&) noexcept;
   Handle& operator=(Handle&&) noexcept;
 
-  // Received rows. Throws Error{misuse} unless the dispatch is complete and the lease is held.
+  // Received rows. Throws Error{misuse} unless the dispatch is complete, or is by expert and the
+  // first expert's rows are here, and its combine has not started, or is by expert.
   const Received& received() const;
 
   // Expert layouts: the top-k weight of each received row [num_rows], 0 of rows that nobody sent.

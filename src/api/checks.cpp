@@ -12,6 +12,8 @@ namespace {
 
 constexpr std::uint64_t kLeastRecord = 16;
 constexpr int kMostPayload = 32768;
+constexpr std::int64_t kMostRows = 0x7FFFFFFF;
+constexpr std::int64_t kMostStride = std::int64_t{1} << 31;
 
 template <class... Args>
 [[noreturn]] void refuse(fmt::format_string<Args...> text, Args&&... args) {
@@ -26,6 +28,19 @@ void check_range(const char* argument, std::int64_t value, std::int64_t low, std
 
 void check_flag(const char* option, bool set, bool allowed, const char* needs) {
   if (set && !allowed) refuse("{} is set, expected only with {}", option, needs);
+}
+
+// Whether an element lies in both. Columns of one wider matrix may be apart.
+bool overlap(const ConstRows& a, const ConstRows& b) {
+  if (a.num_rows == 0 || b.num_rows == 0) return false;
+  const auto end = [](const ConstRows& rows) {
+    return rows.row(rows.num_rows - 1) + rows.row_bytes();
+  };
+  if (a.row(0) >= end(b) || b.row(0) >= end(a)) return false;
+  if (a.stride() != b.stride()) return true;
+  const std::int64_t stride = a.stride();
+  const std::int64_t column = ((b.row(0) - a.row(0)) % stride + stride) % stride;
+  return column < a.row_bytes() || column + b.row_bytes() > stride;
 }
 
 }  // namespace
@@ -145,6 +160,25 @@ void check_payloads(const Input& in, const DispatchOptions& options, const Group
   }
 }
 
+void check_out(const Input& in, const DispatchOptions& options) {
+  const Rows& out = in.out;
+  if (out.data == nullptr && out.num_rows == 0) return;
+  const ConstRows& x = in.x;
+  const bool one_tensor = is_by_expert(options.layout) || options.contiguous;
+  check_flag("out", true, one_tensor, "expert layouts, or rank_major with contiguous");
+  check_flag("out", true, !options.in_place, "in_place off");
+  check_flag("out", true, options.quant == Quant::none && in.payloads.empty(),
+             "rows that travel as they are: without quant or payloads");
+  check_range("out.num_rows", out.num_rows, 0, kMostRows);
+  if (out.data == nullptr) refuse("out.data is null, expected {} rows", out.num_rows);
+  if (out.hidden != x.hidden || out.dtype != x.dtype) {
+    refuse("out is {} of hidden {}, expected {} of {} as x", name(out.dtype), out.hidden,
+           name(x.dtype), x.hidden);
+  }
+  check_range("out.stride_bytes", out.stride(), out.row_bytes(), kMostStride);
+  if (overlap(out, x)) refuse("out overlaps x, expected a tensor apart");
+}
+
 void check_same_payloads(const Input& in, const HandleState& cached) {
   const auto& expected = cached.encoder.layout().payloads;
   const std::size_t most = cached.encoder.is_plain() ? 0 : expected.size();
@@ -171,11 +205,16 @@ void check_routing(const Routing& routing, std::int64_t num_tokens, const GroupC
     refuse("routing.topk_weights has {} elements, expected {} tokens x topk {} = {}",
            routing.topk_weights.size(), num_tokens, routing.topk, expected);
   }
+  if (!routing.active.empty() && routing.active.size() != static_cast<std::size_t>(num_tokens)) {
+    refuse("routing.active has {} elements, expected {} tokens or none", routing.active.size(),
+           num_tokens);
+  }
   const int experts = config.experts.num_experts();
   for (std::size_t i = 0; i < expected; ++i) {
     const std::int32_t e = routing.topk_idx[i];
     if (e >= -1 && e < experts) continue;
     const auto topk = static_cast<std::size_t>(routing.topk);
+    if (!routing.active.empty() && routing.active[i / topk] == 0) continue;
     refuse("routing.topk_idx[{}][{}] is {}, expected -1..{}", i / topk, i % topk, e, experts - 1);
   }
 }
@@ -211,6 +250,7 @@ ResolvedOptions resolve(const DispatchOptions& options, const GroupConfig& confi
   check_flag("in_place", o.in_place, pull && o.weighting == Weighting::kernel,
              "pull or push and weighting by the kernel");
   check_flag("mapped_view", o.mapped_view, o.path == Path::read, "rank_major on read");
+  check_flag("by_expert", o.by_expert, !rank_major, "expert layouts");
   check_flag("weighting owner", o.weighting == Weighting::owner, rank_major, "rank_major");
   check_flag("reduction exact", o.reduction == Reduction::exact, !rank_major, "expert layouts");
   if (o.reduction == Reduction::automatic) {
@@ -227,6 +267,10 @@ ResolvedOptions resolve(const DispatchOptions& options, const GroupConfig& confi
   check_range("expert_capacity", o.expert_capacity, padded ? 1 : 0,
               padded ? config.expert_capacity : 0);
   return {o, choice.reason};
+}
+
+void check_expert(int expert, int num_local) {
+  check_range("expert (local)", expert, 0, num_local - 1);
 }
 
 void check_roles(int lanes, const Roles& roles, SendOrder order) {
@@ -262,13 +306,18 @@ void check_combine(const CombineArgs& args, const HandleState& h, const GroupCon
     check_rows(rows, argument, config);
     if (rows.dtype == DType::u8) refuse("{}.dtype is u8, expected bf16, fp16 or fp32", argument);
   };
+  check_flag("by_expert", args.by_expert, is_by_expert(h.routed->options.layout), "expert layouts");
   check(args.out, "out", h.routed->send.num_tokens);
   const bool in_place = args.y.data == h.output.data && args.y.data != nullptr;
   // A rank that received nothing may have no memory for it.
   const bool given = args.y.data != nullptr || args.y.num_rows != 0 || args.y.hidden != 0;
-  if (given) check(args.y, "y", h.output.num_rows);
+  const bool whole = h.in_out && args.y.num_rows == h.out.num_rows;  // with the tail of `out`
+  if (given) check(args.y, "y", whole ? h.out.num_rows : h.output.num_rows);
+  check_flag("by_expert", args.by_expert, !h.routed->options.in_place || !given || in_place,
+             "outputs in place, after a dispatch with in_place");
   if (!given || in_place) check_like(args.out, "out", h.output, "expert_output()");
   if (given) check_like(args.out, "out", args.y, "y");
+  if (given && overlap(args.out, args.y)) refuse("out overlaps y, expected a tensor apart");
   for (const ConstRows& added : args.added) {
     if (added.data == nullptr && added.num_rows == 0) continue;
     check(added, "added", h.routed->send.num_tokens);

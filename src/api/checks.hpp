@@ -27,6 +27,10 @@ struct ResolvedOptions {
 };
 ResolvedOptions resolve(const DispatchOptions& options, const GroupConfig& config,
                         const PathFacts& facts);
+// Input::out, once the options are resolved.
+void check_out(const Input& in, const DispatchOptions& options);
+// `expert` is one of `num_local`.
+void check_expert(int expert, int num_local);
 void check_roles(int lanes, const Roles& roles, SendOrder order);
 void check_combine(const CombineArgs& args, const HandleState& handle, const GroupConfig& config);
 

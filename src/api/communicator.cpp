@@ -104,6 +104,7 @@ struct Communicator::Impl {
   int generation = fork_generation();
   int idle_steps = 0;
   Clock::time_point last_look;
+  std::vector<std::int32_t> masked_ids;  // of the dispatch that is being started
   // Destroyed in reverse: handles find the engine gone before its memory is.
   std::unique_ptr<ShmFabric> fabric;
   std::shared_ptr<Engine> engine;
@@ -130,6 +131,17 @@ struct Communicator::Impl {
     if (h.leased && !h.engine.expired()) {
       throw Error(ErrorCode::misuse, "the handle holds a lease: combine or release it first");
     }
+  }
+
+  // The ids, -1 where a token is not active.
+  std::span<const std::int32_t> active_ids(const Routing& routing) {
+    if (routing.active.empty()) return routing.topk_idx;
+    masked_ids.assign(routing.topk_idx.begin(), routing.topk_idx.end());
+    const auto topk = static_cast<std::size_t>(routing.topk);
+    for (std::size_t i = 0; i < routing.active.size(); ++i) {
+      if (routing.active[i] == 0) std::fill_n(masked_ids.begin() + i * topk, topk, -1);
+    }
+    return masked_ids;
   }
 
   Status too_many_tokens(const ConstRows& x) const {
@@ -213,10 +225,14 @@ struct Communicator::Impl {
   // Steps until the handle's latest operation is complete.
   Status finish(const HandleState& h, Clock::time_point until) {
     const Status status = insist([&h] { return state_of(h); }, until);
-    if (status.code != Code::timeout) return status;
-    Status missing = engine->waits_for(h);
-    missing.code = Code::timeout;
-    return missing;
+    return status.code == Code::timeout ? awaited(h) : status;
+  }
+
+  // A timeout that says whom the handle's operation waits for.
+  Status awaited(const HandleState& h) const {
+    Status status = engine->waits_for(h);
+    status.code = Code::timeout;
+    return status;
   }
 
   static Status state_of(const HandleState& h) {
@@ -226,6 +242,7 @@ struct Communicator::Impl {
     status.code = Code::not_ready;
     status.kind = h.kind;
     status.epoch = h.epoch;
+    status.what = "it is pending: step() it, or wait()";
     return status;
   }
 };
@@ -314,6 +331,7 @@ Status Communicator::start_round(const Input& in, const Routing& routing,
   Impl& impl = open();
   const ConstRows& x = in.x;
   HandleState& h = *handle.state_;
+  if (!impl.engine->failure().ok()) return impl.engine->failure();
   Impl::check_free(h);
   check_rows(x, "x", impl.config);
   check_payloads(in, options, impl.config);
@@ -324,11 +342,12 @@ Status Communicator::start_round(const Input& in, const Routing& routing,
                .bytes = static_cast<std::uint64_t>(x.num_rows * x.row_bytes())});
   if (x.num_rows > impl.config.max_tokens) return impl.too_many_tokens(x);
   check_routing(routing, x.num_rows, impl.config);
+  check_out(in, resolved.options);
   h.round = round;
   if (round.number == 0) h.layer.active = false;
   const Status status =
       impl.engine->start_dispatch(in,
-                                  {.topk_idx = routing.topk_idx,
+                                  {.topk_idx = impl.active_ids(routing),
                                    .topk_weights = routing.topk_weights,
                                    .num_tokens = static_cast<std::uint32_t>(x.num_rows),
                                    .topk = routing.topk},
@@ -345,6 +364,7 @@ Status Communicator::start_dispatch(const Input& in, const Handle& cached, Handl
   const ConstRows& x = in.x;
   const HandleState& c = *cached.state_;
   HandleState& h = *handle.state_;
+  if (!impl.engine->failure().ok()) return impl.engine->failure();
   impl.check_ours(c);
   Impl::check_free(h);
   const Code code = Impl::state_of(c).code;
@@ -362,6 +382,7 @@ Status Communicator::start_dispatch(const Input& in, const Handle& cached, Handl
   h.layer.active = false;
   check_payloads(in, c.routed->options, impl.config);
   check_same_payloads(in, c);
+  check_out(in, c.routed->options);
   const Status status = impl.engine->start_cached_dispatch(in, c, h);
   if (status.ok()) impl.adopt(h);
   return status;
@@ -376,7 +397,57 @@ Status Communicator::start_combine(Handle& handle, const CombineArgs& args) {
   }
   if (const Status status = Impl::state_of(h); status.code == Code::not_ready) return status;
   check_combine(args, h, impl.config);
+  h.publishes = args.by_expert;
   return impl.engine->start_combine(h, args);
+}
+
+Status Communicator::poll_expert(const Handle& handle, int expert) const {
+  const Impl& impl = open();
+  const HandleState& h = *handle.state_;
+  impl.check_ours(h);
+  check_expert(expert, impl.config.experts.num_local(impl.rank));
+  if (!h.leased || h.kind != OpKind::dispatch || !h.routed->options.by_expert) {
+    throw Error(
+        ErrorCode::misuse,
+        "poll_expert: the handle's latest operation is no dispatch with by_expert, or it was "
+        "released");
+  }
+  // acquires: the expert's rows; a lane copied them.
+  if (h.experts.load_acquire(static_cast<std::size_t>(expert))) return {};
+  return Impl::state_of(h);
+}
+
+Status Communicator::wait_expert(const Handle& handle, int expert) {
+  return wait_expert(handle, expert, open().deadline());
+}
+
+Status Communicator::wait_expert(const Handle& handle, int expert,
+                                 std::chrono::steady_clock::time_point deadline) {
+  Impl& impl = open();
+  const Status status = impl.insist([&] { return poll_expert(handle, expert); }, deadline);
+  return status.code == Code::timeout ? impl.awaited(*handle.state_) : status;
+}
+
+Status Communicator::publish(Handle& handle, int expert) {
+  const Impl& impl = open();
+  HandleState& h = *handle.state_;
+  impl.check_ours(h);
+  check_expert(expert, impl.config.experts.num_local(impl.rank));
+  if (h.kind != OpKind::combine || !h.publishes) {
+    throw Error(ErrorCode::misuse,
+                "publish: the handle's latest operation is no combine with by_expert");
+  }
+  const Status status = Impl::state_of(h);
+  if (status.code != Code::not_ready && !status.ok() && status.code != Code::peer_lost) {
+    return status;
+  }
+  if (status.code != Code::not_ready) {
+    throw Error(ErrorCode::misuse, "publish: the combine is complete");
+  }
+  if (!impl.engine->publish_expert(h, expert)) {
+    throw Error(ErrorCode::misuse, fmt::format("publish: expert {} was published before", expert));
+  }
+  return {};
 }
 
 Status Communicator::dispatch(const Input& in, const Routing& routing,
@@ -405,6 +476,11 @@ Status Communicator::dispatch(const Input& in, const Handle& cached, Handle& han
 }
 
 Status Communicator::combine(Handle& handle, const CombineArgs& args) {
+  if (args.by_expert) {
+    throw Error(
+        ErrorCode::invalid_argument,
+        "by_expert is set, expected only with start_combine(): combine() waits for publish()");
+  }
   Impl& impl = open();
   const auto until = impl.deadline();
   HandleState& h = *handle.state_;

@@ -19,9 +19,13 @@ void check_received(const HandleState& h) {
   if (h.leased && h.generation != fork_generation()) {
     throw Error(ErrorCode::misuse, "this handle belongs to the parent of a fork");
   }
-  const bool dispatched = h.kind == OpKind::dispatch && h.leased && !h.engine.expired();
-  // acquires: the views; written by finish().
-  if (!dispatched || h.state.load_acquire() != HandleState::complete) {
+  const bool alive = h.leased && !h.engine.expired();
+  if (alive && h.kind == OpKind::combine && h.publishes) return;  // experts are still at work
+  const bool dispatched = alive && h.kind == OpKind::dispatch;
+  // acquires: the views; written by finish(), or before the first expert's rows were copied.
+  const bool complete = h.state.load_acquire() == HandleState::complete;
+  if (dispatched && !complete && h.shown.load_acquire() != 0) return;  // acquires: likewise
+  if (!dispatched || !complete) {
     throw Error(ErrorCode::misuse,
                 "the handle holds no received rows: its dispatch is not "
                 "complete, or its lease has ended");

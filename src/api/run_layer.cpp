@@ -35,8 +35,11 @@ struct Slice {
     const auto topk = static_cast<std::size_t>(routing.topk);
     const auto at = static_cast<std::size_t>(first) * topk;
     const auto size = static_cast<std::size_t>(count) * topk;
-    return {routing.topk_idx.subspan(at, size), routing.topk_weights.subspan(at, size),
-            routing.topk};
+    const auto tokens = static_cast<std::size_t>(count);
+    return {
+        routing.topk_idx.subspan(at, size), routing.topk_weights.subspan(at, size), routing.topk,
+        routing.active.empty() ? routing.active
+                               : routing.active.subspan(static_cast<std::size_t>(first), tokens)};
   }
   Rows rows_of(const Rows& out) const {
     return {count == 0 ? out.data : out.row(first), count, out.hidden, out.dtype, out.stride_bytes};
@@ -57,6 +60,7 @@ void check_layer(const Input& in, const Routing& routing, const DispatchOptions&
   if (!layer.experts) refuse("layer.experts is empty, expected a function");
   check_rows(in.x, "x", config);
   check_payloads(in, options, config);
+  if (in.out.data != nullptr) refuse("out is set, expected none in a layer of rounds");
   check_routing(routing, in.x.num_rows, config);
   check_rows(layer.out, "layer.out", config);
   const Rows& out = layer.out;

@@ -162,7 +162,7 @@ bool EngineImpl<F>::announced(Op& op, int q, Awaited word, bool quietly) {
   if (released) status.code = Code::mismatch;
   status.peer = static_cast<std::int16_t>(q);
   status.word = released ? Word::out : Word::none;
-  status.what = released ? "out (2 x epoch, + 1 = released without combine)" : "a word of";
+  status.what = released ? "out (2 x epoch, + 1 = released before all outputs were published)" : "a word of";
   status.expected = word.value;
   status.seen = seen;
   fail(status);
@@ -226,6 +226,13 @@ Status EngineImpl<F>::describe_wait(const HandleState& handle) const {
   if (op == nullptr) return not_ready(handle.kind, "the operation is not pending");
   Status status = status_of(*op, Code::not_ready);
   status.missing = op->waiting.low();
+  // acquires: nothing; only the value is shown.
+  if (const std::uint64_t left = op->unpublished.load_acquire(); left != 0) {
+    status.what = "own experts are not all published: publish() them";
+    status.expected = static_cast<std::uint64_t>(config_.experts.num_local(rank_));
+    status.seen = status.expected - left;
+    return status;
+  }
   RankSet coming = op->coming;
   const bool outputs = op->line.kind == OpKind::combine;
   const auto end_of = [&](int q) {

@@ -21,13 +21,19 @@ struct TokenRows {
 template <Fabric F>
 Status EngineImpl<F>::start_combine(HandleState& h, const CombineArgs& args) {
   if (!failed_.ok()) return failed_;
+  if (args.by_expert && returns(*h.routed)) {
+    throw Error(ErrorCode::invalid_argument,
+                "by_expert is set, expected only where peers read outputs in place");
+  }
   Op& op = free_op();
   op.handle = &h;
+  h.op = &op;
   op.args = args;
   const SendPlan& plan = h.routed->send;
   op.line = next_line(h, OpKind::combine, args.out);
   set_rows(op, args.out);
   op.line.unweighted = args.unweighted ? 1 : 0;
+  op.line.by_expert = args.by_expert ? 1 : 0;
   h.kind = OpKind::combine;
   slot_of(h).combining = true;
   h.state.store_release(HandleState::pending);  // publishes: nothing; this thread starts it
@@ -39,6 +45,11 @@ Status EngineImpl<F>::start_combine(HandleState& h, const CombineArgs& args) {
   bind_outputs(op, args.y);
   op.published = false;
   tells_in_shares(*h.routed) ? begin_telling(op) : publish(op);
+  if (args.by_expert) {
+    begin_publishing(op);
+    note_awaited(1);
+    return {};
+  }
   add_output_tiles(op);
   const auto rows = static_cast<std::uint64_t>(h.routed->receive.num_rows);
   if (rows * op.stride <= start_bytes()) (void)run_send_tiles(op);
@@ -58,15 +69,70 @@ void EngineImpl<F>::bind_outputs(Op& op, const ConstRows& y) {
   }
 }
 
+template <Fabric F>
+bool EngineImpl<F>::in_segment(const Op& op) {
+  return op.own_y.data == fabric_.claim(own().y(op.handle->slot, 1, 0, 0));
+}
+
+template <Fabric F>
+void EngineImpl<F>::begin_publishing(Op& op) {
+  const int experts = config_.experts.num_local(rank_);
+  op.published_experts.clear(static_cast<std::size_t>(experts));
+  // publishes: nothing; this thread goes on to publish.
+  op.unpublished.store_release(static_cast<std::uint64_t>(experts));
+  (void)announce_outputs(op);
+}
+
+template <Fabric F>
+bool EngineImpl<F>::publish_expert(HandleState& h, int expert) {
+  Op& op = *h.op;
+  const auto e = static_cast<std::size_t>(expert);
+  if (!op.published_experts.try_insert(e))
+    return false;  // claims: nothing; each expert's rows are its own
+  const ReceivePlan& plan = h.routed->receive;
+  const bool in_place = in_segment(op);
+  const std::uint64_t limit = op.line.capacity;
+  for (int q = 0; q < config_.size; ++q) {
+    const SourceRows& source = plan.sources[static_cast<std::size_t>(q)];
+    if (q == rank_ || source.num_rows() == 0) continue;
+    const std::uint64_t first = plan.base(q, expert);
+    std::uint64_t end = first + source.group_begin[e + 1] - source.group_begin[e];
+    if (limit != 0) end = std::min(end, (e + 1) * limit);  // no more have a place
+    for (std::uint64_t row = first; row < end; ++row) {
+      const Range range = own().y(h.slot, op.stride, row, 1);
+      std::byte* to = fabric_.claim(range);
+      const std::byte* from = op.own_y.row(static_cast<std::int64_t>(row));
+      if (!in_place) copy_row(h.store, to, from, op.row_bytes);
+      fabric_.commit(range, in_place ? Store::near : h.store);
+      if (!in_place) op.copied.add_relaxed(op.row_bytes);
+    }
+  }
+  fabric_.order(Ordering::before_flag);  // orders: streamed rows before the expert's word
+  // publishes: the outputs of this expert, to is_out() of every peer; without the order it would
+  // sum those of an earlier epoch.
+  fabric_.store_flag(own().out_expert(h.slot, e), op.line.epoch);
+  // publishes: this lane's outputs, to the lane that announces them all.
+  op.unpublished.subtract_acq_rel(1);
+  return true;
+}
+
+// Whether an expert's outputs can be read before all of its owner's can.
+template <Fabric F>
+bool EngineImpl<F>::is_out(const Op& op, const RowRef& ref) const {
+  // acquires: the bases of this owner; advance_owner() stored them before.
+  if (!op.early_ready.load_acquire(ref.rank)) return false;
+  // acquires: the outputs of this expert, which its owner stored before the word.
+  return fabric_.load_flag(ref.rank, layout(ref.rank).out_expert(op.handle->slot, ref.group)) ==
+         op.line.epoch;
+}
+
 // Outputs that do not lie in the segment yet: everything for peers, and own sums with `owner`.
 template <Fabric F>
 void EngineImpl<F>::add_output_tiles(Op& op) {
   const HandleState& h = *op.handle;
   const std::uint64_t stride = op.stride;
   const bool owner = h.routed->options.weighting == Weighting::owner;
-  const Range area = own().y(h.slot, 1, 0, 0);
-  const std::byte* shared = fabric_.claim(area);
-  if (!owner && op.own_y.data == shared && !returns(*h.routed)) {
+  if (!owner && in_segment(op) && !returns(*h.routed)) {
     const auto rows = static_cast<std::uint64_t>(h.routed->receive.num_rows);
     fabric_.commit(own().y(h.slot, stride, 0, rows), Store::near);
     return;
@@ -171,6 +237,8 @@ bool EngineImpl<F>::are_acknowledged(const Op& op) {
 template <Fabric F>
 int EngineImpl<F>::announce_outputs(Op& op) {
   if (op.announced || !op.send.idle()) return 0;
+  // acquires: the outputs of all experts, where publish() announces them on any lane.
+  if (op.unpublished.load_acquire() != 0) return 0;
   // publishes: outputs and base table of this epoch, to advance_owner() of every peer; without the
   // order a peer would sum the outputs of an earlier epoch.
   fabric_.store_flag(own().out(op.handle->slot), 2 * op.line.epoch);
@@ -185,6 +253,7 @@ int EngineImpl<F>::advance_combine(Op& op) {
   int done = !is_acknowledged_ || are_acknowledged(op) ? announce_outputs(op) : 0;
   const bool encoded = returns_encoded(*h.routed);
   bool changed = false;
+  const bool by_expert = !op.early.empty();
   op.waiting.for_each([&](int q) {
     const bool advanced = advance_owner(op, q);
     if (advanced) op.waiting.erase(q);
@@ -203,7 +272,12 @@ int EngineImpl<F>::advance_combine(Op& op) {
     // would take addresses from half a table.
     op.ready.store_release(ready);
   }
-  if (op.sent && !op.placed) {
+  if (!op.early.empty()) {
+    if (!by_expert) ++done;
+    // publishes: the bases of owners that announce their experts one by one; likewise.
+    op.early_ready.store_release(op.early);
+  }
+  if ((op.sent || op.line.by_expert != 0) && !op.placed) {
     const std::uint32_t tokens = h.routed->send.num_tokens;
     op.receive.add(0, tokens, tiles_of(tokens * op.stride, kTilesForAll));
     op.placed = true;
@@ -229,11 +303,22 @@ bool EngineImpl<F>::advance_owner(Op& op, int q) {
     const ReceivePlan& plan = op.handle->routed->receive;
     const auto groups = static_cast<std::size_t>(plan.groups);
     std::uint32_t* own = op.bases.data() + op.first_base[static_cast<std::size_t>(q)];
-    if (op.sent) std::copy_n(plan.bases.data() + static_cast<std::size_t>(q) * groups, groups, own);
+    const bool by_expert = op.line.by_expert != 0;
+    const bool known = op.early.contains(q);
+    if ((op.sent || by_expert) && !known) {
+      std::copy_n(plan.bases.data() + static_cast<std::size_t>(q) * groups, groups, own);
+    }
+    if (by_expert) op.early.insert(q);
     return op.sent;
   }
   const std::uint64_t out = layout(q).out(op.handle->slot);
-  if (stage == Op::kOpLine && agree_on_op(op, q)) stage = Op::kAnnouncement;
+  if (stage == Op::kOpLine && agree_on_op(op, q)) {
+    stage = Op::kAnnouncement;
+    // Its op line tells of its bases, too: they are older.
+    if (op.theirs[static_cast<std::size_t>(q)].by_expert != 0 && read_bases(op, q)) {
+      op.early.insert(q);
+    }
+  }
   if (stage == Op::kAnnouncement && returns_encoded(*op.handle->routed)) stage = Op::kRecord;
   // acquires: nothing; a release without combine starts no operation, so only `out` tells of it.
   const bool released = stage == Op::kOpLine && fabric_.load_flag(q, out) > 2 * op.line.epoch;
@@ -241,6 +326,7 @@ bool EngineImpl<F>::advance_owner(Op& op, int q) {
     stage = Op::kRecord;
   }
   if (stage != Op::kRecord) return false;
+  if (op.early.contains(q)) return true;
   if (!returns(*op.handle->routed)) return read_bases(op, q);
   find_window_bases(op, q);
   return true;
@@ -354,8 +440,10 @@ bool EngineImpl<F>::gather_token(Op& op, std::uint32_t token, TokenRows& out) {
     const RowRef ref = plan.refs[i];
     // acquires: the bases of this owner and whether it is absent; advance_combine() stored both
     // before. Without the order the address would come from half a table.
-    if (!op.ready.load_acquire(ref.rank)) return false;
-    if (op.lost.load_acquire(ref.rank)) {  // acquires: nothing more; `ready` was looked at first
+    if (!op.ready.load_acquire(ref.rank) && !is_out(op, ref)) return false;
+    // acquires: nothing more; `ready` was looked at first. What an owner announced before it was
+    // lost is there.
+    if (op.lost.load_acquire(ref.rank) && !is_out(op, ref)) {
       // With allgather the sums of all ranks are read, of some only zeros.
       if (!h.routed->shape.every_token || plan.has_entry(ref.rank, token)) out.complete = false;
       continue;

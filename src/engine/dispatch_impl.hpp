@@ -143,32 +143,15 @@ void EngineImpl<F>::map_view(const DispatchOptions& options, int slot) {
 // From here on nothing can be refused: the epoch is consumed.
 template <Fabric F>
 void EngineImpl<F>::begin_dispatch(const Input& in, HandleState& h, bool cached) {
-  const ConstRows& x = in.x;
-  const bool in_slot = input_reserved_ && x.data == input_data_ && input_in_slot_;
+  const bool in_slot = input_reserved_ && in.x.data == input_data_ && input_in_slot_;
   input_reserved_ = false;
-  h.epoch = ++epoch_;
-  h.slot = static_cast<int>(h.epoch % slots_.size());
-  h.hidden = static_cast<int>(x.hidden);
-  h.dtype = x.dtype;
-  h.store = store_;
-  h.x = x;
-  h.encoder.begin(in, h.routed->options.quant);
-  h.leased = true;
-  h.kind = OpKind::dispatch;
-  h.sources = RankSet(config_.size);
-  h.stats = {.path = h.routed->options.path, .store = store_, .reason = h.routed->reason};
-  h.state.store_release(HandleState::pending);  // publishes: nothing; this thread starts it
-  slot_of(h).leased = true;
-  slot_of(h).combining = false;
-  slot_of(h).area = input_area_ != nullptr ? input_area_ : take_area();
-  input_area_ = nullptr;
-  bind_areas(h);
-  if (!h.encoder.is_plain()) stage_rows(h);
+  begin_lease(in, h);
 
   Op& op = free_op();
   op.handle = &h;
+  h.op = &op;
   op.cached = cached;
-  op.line = next_line(h, OpKind::dispatch, x);
+  op.line = next_line(h, OpKind::dispatch, in.x);
   set_rows(op, h.x);
   op.waiting = RankSet::all(config_.size);
   order_.push_back(&op);
@@ -196,6 +179,36 @@ void EngineImpl<F>::begin_dispatch(const Input& in, HandleState& h, bool cached)
     (void)announce_rows(op);
   }
   note_awaited(1);
+}
+
+// The handle's part: its lease, and where its rows lie.
+template <Fabric F>
+void EngineImpl<F>::begin_lease(const Input& in, HandleState& h) {
+  const ConstRows& x = in.x;
+  h.epoch = ++epoch_;
+  h.slot = static_cast<int>(h.epoch % slots_.size());
+  h.hidden = static_cast<int>(x.hidden);
+  h.dtype = x.dtype;
+  h.store = store_;
+  h.x = x;
+  h.out = in.out;
+  h.in_out = false;
+  h.encoder.begin(in, h.routed->options.quant);
+  h.leased = true;
+  h.kind = OpKind::dispatch;
+  h.sources = RankSet(config_.size);
+  h.stats = {.path = h.routed->options.path, .store = store_, .reason = h.routed->reason};
+  h.state.store_release(HandleState::pending);  // publishes: nothing; this thread starts it
+  h.shown.store_release(0);                     // publishes: nothing; likewise
+  if (h.routed->options.by_expert) {
+    h.experts.clear(static_cast<std::size_t>(config_.experts.num_local(rank_)));
+  }
+  slot_of(h).leased = true;
+  slot_of(h).combining = false;
+  slot_of(h).area = input_area_ != nullptr ? input_area_ : take_area();
+  input_area_ = nullptr;
+  bind_areas(h);
+  if (!h.encoder.is_plain()) stage_rows(h);
 }
 
 // Where sent rows are made: in the slot itself if peers read them there and it is near.
@@ -385,7 +398,7 @@ int EngineImpl<F>::advance_dispatch(Op& op) {
   add_copies(op);
   if (op.placed && op.sent && op.coming.empty() && op.receive.idle() && op.count.idle()) {
     if (decodes_) tidy_windows(h);
-    show_received(op);
+    if (!op.by_expert) show_received(op);
     report_overflow(op);
     finish(op);
     ++done;

@@ -83,7 +83,9 @@ void EngineImpl<F>::release(HandleState& handle) {
   if (!handle.leased || closed_) return;
   Op* op = find(handle);
   const std::uint64_t out_word = 2 * handle.epoch;
-  const bool outputs_published = handle.kind == OpKind::combine;
+  // acquires: nothing; lanes have left.
+  const bool outputs_published =
+      handle.kind == OpKind::combine && (op == nullptr || op->unpublished.load_acquire() == 0);
   if (!failed_.ok()) {  // peers treat this rank as dead: it says nothing more
     if (op != nullptr) (void)retire(*op, failed_);
     tell_failure();
@@ -106,7 +108,7 @@ void EngineImpl<F>::release(HandleState& handle) {
     }
     if (!op->unplaced.empty() && handle.kind == OpKind::dispatch) leave_rows(*op);
     finish_telling(*op);
-    (void)(outputs_published ? announce_outputs(*op) : announce_rows(*op));
+    (void)(handle.kind == OpKind::combine ? announce_outputs(*op) : announce_rows(*op));
     if (handle.kind == OpKind::combine) slot_of(handle).back_dirty = true;
     finish(*op);
     handle.kind = OpKind::none;  // nothing to poll or wait for any more

@@ -28,6 +28,11 @@ class Engine {
   virtual Status start_cached_dispatch(const Input& in, const HandleState& cached,
                                        HandleState& handle) = 0;
   virtual Status start_combine(HandleState& handle, const CombineArgs& args) = 0;
+  // Any lane: the outputs of the `expert`-th local expert of a combine by expert are complete.
+  // False: they were published before.
+  virtual bool publish_expert(HandleState& handle, int expert) = 0;
+  // Not ok: why the communicator has failed. Every operation returns it.
+  virtual const Status& failure() const = 0;
   virtual int step(int lane, int lanes) = 0;
 
   // Looks at every peer that is not known to be lost. Costs up to one system call per peer.

@@ -42,6 +42,8 @@ class EngineImpl final : public Engine {
   Status start_cached_dispatch(const Input& in, const HandleState& cached,
                                HandleState& handle) override;
   Status start_combine(HandleState& handle, const CombineArgs& args) override;
+  bool publish_expert(HandleState& handle, int expert) override;
+  const Status& failure() const override { return failed_; }
   int step(int lane, int lanes) override;
   void look_for_losses() override;
   Status waits_for(const HandleState& handle) const override;
@@ -148,6 +150,7 @@ class EngineImpl final : public Engine {
   void check_input(const Input& in, Quant quant) const;
   void map_view(const DispatchOptions& options, int slot);
   void begin_dispatch(const Input& in, HandleState& handle, bool cached);
+  void begin_lease(const Input& in, HandleState& h);
   void stage_rows(HandleState& h);
   void begin_encoding(Op& op);
   void end_encoding(Op& op);
@@ -172,12 +175,15 @@ class EngineImpl final : public Engine {
   bool wants_more(const Op& op) const;
   void show_sent_row(HandleState& h);
   void show_mapped(Op& op);
+  static void mark_tail(HandleState& h);
   void report_overflow(Op& op);
   void zero_padding(const HandleState& h);
   void publish_bases(const HandleState& h);
   bool copies_at_once(const HandleState& h) const;
   bool copies_from(const Op& op, int q) const;
   void add_copies(Op& op);
+  bool copies_by_expert(const Op& op) const;
+  int pull_experts(Op& op, Tile& tile);
   std::byte* rows_area(const Op& op);
   void bind_rows(Op& op);
   std::uint64_t row_index(const HandleState& h, int q, std::uint32_t row, std::size_t& group) const;
@@ -264,7 +270,10 @@ class EngineImpl final : public Engine {
            (config_.returns && !r.shape.every_token && r.options.layout != Layout::expert_padded);
   }
   void bind_outputs(Op& op, const ConstRows& y);
+  void begin_publishing(Op& op);
+  bool is_out(const Op& op, const RowRef& ref) const;
   void add_output_tiles(Op& op);
+  bool in_segment(const Op& op);
   bool are_acknowledged(const Op& op);
   int announce_outputs(Op& op);
   int advance_combine(Op& op);
@@ -389,10 +398,7 @@ void EngineImpl<F>::end_lease(HandleState& h) {
 
 template <Fabric F>
 Op* EngineImpl<F>::find(const HandleState& handle) const {
-  for (Op* op : order_) {
-    if (op->handle == &handle) return op;
-  }
-  return nullptr;
+  return handle.op != nullptr && handle.op->handle == &handle ? handle.op : nullptr;
 }
 
 // A free place exists: at most one operation per lease is pending.
@@ -400,9 +406,9 @@ template <Fabric F>
 Op& EngineImpl<F>::free_op() {
   for (const auto& op : ops_) {
     if (op->line.kind != OpKind::none) continue;
-    op->cached = op->encoding = op->announced = op->sent = op->placed = false;
+    op->cached = op->encoding = op->announced = op->sent = op->placed = op->by_expert = false;
     for (RankSet* set : {&op->absent, &op->unplaced, &op->pushers, &op->coming, &op->unsent,
-                         &op->decoding, &op->targets, &op->copying}) {
+                         &op->decoding, &op->targets, &op->copying, &op->early}) {
       set->clear();
     }
     op->status = {};
@@ -417,9 +423,11 @@ Op& EngineImpl<F>::free_op() {
     op->count.clear();
     op->send.clear();
     op->receive.clear();
-    op->copied.store_release(0);          // publishes: nothing; no tile is out yet
-    op->lost.store_release(op->absent);   // publishes: nothing, the set is empty; likewise
-    op->ready.store_release(op->absent);  // publishes: nothing; likewise
+    op->copied.store_release(0);                // publishes: nothing; no tile is out yet
+    op->unpublished.store_release(0);           // publishes: nothing; likewise
+    op->lost.store_release(op->absent);         // publishes: nothing, the set is empty; likewise
+    op->ready.store_release(op->absent);        // publishes: nothing; likewise
+    op->early_ready.store_release(op->absent);  // publishes: nothing; likewise
     return *op;
   }
   broken_invariant("more operations pending than leases");

@@ -8,6 +8,7 @@
 
 #include "base/rank_set.hpp"
 #include "engine/row_encoder.hpp"
+#include "memory/lane_set.hpp"
 #include "memory/word.hpp"
 #include "plan/receive_plan.hpp"
 #include "plan/send_plan.hpp"
@@ -19,6 +20,7 @@
 namespace ubep {
 
 class Engine;
+struct Op;
 
 // Routing and plan of one dispatch; cached dispatches share it.
 struct Routed {
@@ -54,12 +56,16 @@ struct HandleState {
   // Lease.
   bool leased = false;
   int slot = 0;
-  RowEncoder encoder;  // of the caller's rows, where they do not travel as they are
-  ConstRows x;         // sent rows; encoded ones are rows of bytes
-  RankSet sources;     // ranks whose rows arrived
+  RowEncoder encoder;   // of the caller's rows, where they do not travel as they are
+  ConstRows x;          // sent rows; encoded ones are rows of bytes
+  Rows out;             // the caller's place for received rows,
+  bool in_out = false;  //   and whether they are there
+  RankSet sources;      // ranks whose rows arrived
   Received received;
   Rows output;
   std::vector<const std::byte*> row_table;
+  std::vector<std::int32_t> topk_idx;  // of all rows of `out`
+  std::vector<float> topk_weights;
   std::vector<std::int32_t> mapped_idx;
   std::vector<float> mapped_weights;
   std::vector<float> row_weights;
@@ -81,12 +87,19 @@ struct HandleState {
   };
   Layer layer;
 
+  // by_expert: the views are there, and which local experts have their rows.
+  LaneWord shown;
+  LaneFlags experts;
+
   // Latest operation. `status` is read once `state` is complete.
   OpKind kind = OpKind::none;
+  Op* op = nullptr;  // once it is complete, perhaps somebody else's
   LaneWord state;
   Status status;
   std::vector<std::uint8_t> valid;
   OperationStats stats;
+
+  bool publishes = false;  // a combine by expert
 
   std::weak_ptr<Engine> engine;  // of the lease
   int generation = 0;            // of forks, when the lease began

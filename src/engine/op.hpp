@@ -48,6 +48,7 @@ struct Op {
         copying(ranks),
         left(static_cast<std::size_t>(ranks)),
         marks(static_cast<std::size_t>(ranks)),
+        early(ranks),
         first_base(static_cast<std::size_t>(ranks)) {}
   static std::size_t tiles(int ranks) { return static_cast<std::size_t>(ranks) * kTilesPerPeer; }
 
@@ -96,6 +97,7 @@ struct Op {
   bool is_by_expert = false;           // what the schedule was made for
   std::vector<std::uint32_t> rows_to;  // by its destinations
 
+  bool by_expert = false;      // received rows are copied by expert
   RankSet copying;             // sources whose rows are on the receive board
   std::vector<LaneWord> left;  // rows still to be put into each owner's inbox
 
@@ -103,9 +105,13 @@ struct Op {
 
   // Combine; a dispatch that pushes keeps its bases here, too.
   CombineArgs args;
-  ConstRows own_y;                        // own rows, by output row
-  LaneSet lost;                           // `absent`, for the lanes; a dispatch: `unsent`
-  LaneSet ready;                          // ranks whose outputs can be reduced
+  ConstRows own_y;       // own rows, by output row
+  LaneSet lost;          // `absent`, for the lanes; a dispatch: `unsent`
+  LaneSet ready;         // ranks whose outputs can be reduced,
+  RankSet early;         //   or those of experts that they have announced,
+  LaneSet early_ready;   //   for the lanes
+  LaneWord unpublished;  // local experts that publish() has still to announce
+  LaneFlags published_experts;
   std::vector<std::uint32_t> bases;       // per owner one for each group, one behind the other
   std::vector<std::uint32_t> first_base;  // in `bases`, by rank
 };

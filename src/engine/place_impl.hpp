@@ -10,6 +10,7 @@ namespace ubep {
 template <Fabric F>
 std::byte* EngineImpl<F>::rows_area(const Op& op) {
   HandleState& h = *op.handle;
+  if (h.in_out) return static_cast<std::byte*>(h.out.data);
   const DispatchOptions& options = h.routed->options;
   RankSet pushers = op.pushers;
   pushers -= op.absent;
@@ -26,6 +27,7 @@ void EngineImpl<F>::bind_rows(Op& op) {
   HandleState& h = *op.handle;
   std::byte* rows = rows_area(op);
   h.received.base = rows;
+  h.received.stride_bytes = h.in_out ? h.out.stride() : static_cast<std::int64_t>(op.stride);
   if (h.routed->options.in_place) h.output.data = rows;
 }
 
@@ -45,7 +47,8 @@ bool EngineImpl<F>::copies_from(const Op& op, int q) const {
   if (op.absent.contains(q)) return false;
   if (op.pushers.contains(q)) {
     return o.path == Path::bsp || decodes_ ||
-           (to_windows(*h.routed) && (o.contiguous || o.in_place || is_by_expert(o.layout)));
+           (to_windows(*h.routed) && (o.contiguous || o.in_place || is_by_expert(o.layout))) ||
+           h.in_out;
   }
   if (q == rank_ && o.path == Path::allgather && !o.contiguous) return false;
   return o.path != Path::read;
@@ -54,10 +57,21 @@ bool EngineImpl<F>::copies_from(const Op& op, int q) const {
 // Tiles for the sources whose rows can be copied now.
 template <Fabric F>
 void EngineImpl<F>::add_copies(Op& op) {
-  const HandleState& h = *op.handle;
+  HandleState& h = *op.handle;
   const bool bulk = h.routed->options.path == Path::bsp;
   if (bulk && (!op.placed || !op.sent || !op.coming.empty())) return;
   if (!op.placed && !copies_at_once(h)) return;
+  if (op.by_expert) return;
+  if (copies_by_expert(op)) {
+    if (!h.encoder.is_plain() && !op.sent) return;
+    op.by_expert = true;
+    show_received(op);
+    // publishes: the views, to received() on the thread that has seen an expert's rows.
+    h.shown.store_release(1);
+    op.receive.add(kAllOwners, static_cast<std::uint32_t>(config_.experts.num_local(rank_)),
+                   static_cast<std::uint32_t>(lanes_));
+    return;
+  }
   if (h.sources == op.copying) return;
   RankSet ready = h.sources;
   ready -= op.copying;
@@ -70,6 +84,44 @@ void EngineImpl<F>::add_copies(Op& op) {
     op.receive.add(static_cast<std::uint32_t>(q), rows, tiles_of(rows * op.stride, kTilesPerPeer),
                    op.pushers.contains(q), op.pushers.contains(q) ? batch_of(*h.routed, rows) : 1);
   });
+}
+
+// One expert's rows of all sources after the other's, for callers that use them as they come.
+template <Fabric F>
+bool EngineImpl<F>::copies_by_expert(const Op& op) const {
+  const Routed& routed = *op.handle->routed;
+  return routed.options.by_expert && routed.options.path == Path::pull && op.pushers.empty() &&
+         fabric_.facts().mapped;
+}
+
+// The next expert of the tile.
+template <Fabric F>
+int EngineImpl<F>::pull_experts(Op& op, Tile& tile) {
+  HandleState& h = *op.handle;
+  const std::uint32_t expert = tile.next++;
+  const ReceivePlan& plan = h.routed->receive;
+  const std::uint64_t limit = op.line.capacity;
+  auto* rows = const_cast<std::byte*>(h.received.base);
+  const auto stride = static_cast<std::uint64_t>(h.received.stride_bytes);
+  std::uint64_t copied = 0;
+  h.sources.for_each([&](int q) {
+    const SourceRows& source = plan.sources[static_cast<std::size_t>(q)];
+    std::uint64_t to = plan.base(q, static_cast<int>(expert));
+    for (std::uint32_t i = source.group_begin[expert]; i < source.group_begin[expert + 1]; ++i) {
+      if (limit != 0 && to >= (expert + 1) * limit) break;  // beyond the expert's capacity
+      const std::uint32_t token = source.row_token[i];
+      const std::byte* from = q == rank_
+                                  ? h.x.row(token)
+                                  : fabric_.acquire(q, layout(q).x(h.slot, op.stride, token, 1));
+      copy_row(Store::near, rows + to++ * stride, from, op.row_bytes);
+      copied += op.row_bytes;
+    }
+  });
+  op.copied.add_relaxed(copied);
+  fabric_.work({Work::Kind::copy, copied});
+  // publishes: the expert's rows, to the thread that polls for them.
+  (void)h.experts.try_insert(expert);
+  return 1;
 }
 
 template <Fabric F>
@@ -115,6 +167,7 @@ void EngineImpl<F>::place_rows(Op& op) {
                       routed.receive);
   }
   publish_bases(h);
+  h.in_out = h.out.data != nullptr && routed.receive.num_rows <= h.out.num_rows;
   if (op.line.capacity == 0) {
     fabric_.prepare(
         own().y(h.slot, output_stride(h), 0, static_cast<std::uint64_t>(routed.receive.num_rows)));
@@ -129,14 +182,13 @@ void EngineImpl<F>::zero_padding(const HandleState& h) {
   const ReceivePlan& plan = h.routed->receive;
   if (h.routed->options.expert_alignment == 1 || plan.expert_counts.empty()) return;
   if (!fabric_.facts().moves_rows) return;
-  const std::uint64_t stride = stride_of(h.x);
+  const auto stride = static_cast<std::uint64_t>(h.received.stride_bytes);
+  const auto bytes = static_cast<std::size_t>(h.x.row_bytes());
   auto* rows = const_cast<std::byte*>(h.received.base);
   for (std::size_t e = 0; e < plan.expert_counts.size(); ++e) {
     const std::int32_t end = plan.expert_offsets[e] + plan.expert_counts[e];
-    const std::int32_t padding = plan.expert_offsets[e + 1] - end;
-    if (padding != 0) {
-      std::memset(rows + static_cast<std::uint64_t>(end) * stride, 0,
-                  static_cast<std::uint64_t>(padding) * stride);
+    for (std::int32_t i = end; i < plan.expert_offsets[e + 1]; ++i) {
+      std::memset(rows + static_cast<std::uint64_t>(i) * stride, 0, bytes);
     }
   }
 }
@@ -168,16 +220,21 @@ std::uint64_t EngineImpl<F>::row_index(const HandleState& h, int q, std::uint32_
 template <Fabric F>
 int EngineImpl<F>::pull_rows(Op& op, Tile& tile) {
   const HandleState& h = *op.handle;
+  if (tile.peer == kAllOwners) return pull_experts(op, tile);
   if (tile.pushed && decodes(*h.routed)) return decode_rows(op, tile);
   const auto q = static_cast<int>(tile.peer);
   const SourceRows& source = h.routed->receive.sources[tile.peer];
   const bool at_once = copies_at_once(h);
   const std::uint64_t stride = op.stride;
   const std::size_t bytes = op.row_bytes;
+  const bool in_place = tile.pushed && !to_windows(*h.routed);
+  const auto row_stride = static_cast<std::uint64_t>(h.received.stride_bytes);
   const std::uint64_t window = window_rows(*h.routed, rank_) * tile.peer;
   const std::uint64_t limit = op.line.capacity;
-  // What leaves the caches before it is read need not be fetched into them to be written.
-  const Store store = source.num_rows() * stride > kCachedBytes ? Store::far : Store::near;
+  // What leaves the caches before it is read need not be fetched into them to be written. Streaming
+  // stores are of whole lines, which only rows of the library have.
+  const bool streams = !h.in_out && source.num_rows() * stride > kCachedBytes;
+  const Store store = streams ? Store::far : Store::near;
   std::uint64_t copied = 0;
   auto* rows = const_cast<std::byte*>(h.received.base);
   const std::uint32_t begin = tile.next;
@@ -187,12 +244,13 @@ int EngineImpl<F>::pull_rows(Op& op, Tile& tile) {
     const Range range = layout(q).x(h.slot, stride, token, 1);
     const std::uint64_t to = at_once ? window + tile.next : row_index(h, q, tile.next, group);
     if (limit != 0 && to >= (group + 1) * limit) continue;  // beyond the expert's capacity
-    const std::byte* from = q == rank_ ? h.x.row(token)
-                            : tile.pushed
-                                ? fabric_.inbox(own().rows(h.slot, stride, window + tile.next, 1))
-                                : fabric_.acquire(q, range);
+    const std::byte* from =
+        q == rank_ ? h.x.row(token)
+        : tile.pushed
+            ? fabric_.inbox(own().rows(h.slot, stride, in_place ? to : window + tile.next, 1))
+            : fabric_.acquire(q, range);
     if (from == nullptr) break;
-    copy_row(store, rows + to * stride, from, bytes);
+    copy_row(store, rows + to * row_stride, from, bytes);
     copied += bytes;
     if (q != rank_ && !tile.pushed) fabric_.release(q, range);
   }
@@ -220,7 +278,6 @@ void EngineImpl<F>::show_received(Op& op) {
   r.sources = h.sources.low();
   h.any_more = wants_more(op);
   r.num_rows = plan.num_rows;
-  r.stride_bytes = static_cast<std::int64_t>(stride);
   r.src_stride_bytes = 0;
   const bool at_once = copies_at_once(h);
   h.row_table.clear();
@@ -249,6 +306,7 @@ void EngineImpl<F>::show_received(Op& op) {
   r.src_counts = plan.src_counts;
   r.topk_idx = plan.topk_idx;
   r.topk_weights = plan.topk_weights;
+  if (h.in_out && !is_by_expert(r.layout)) mark_tail(h);
   r.expert_rows = plan.expert_rows;
   r.expert_counts = plan.expert_counts;
   r.expert_offsets = plan.expert_offsets;
@@ -259,6 +317,20 @@ void EngineImpl<F>::show_received(Op& op) {
   h.output.dtype = h.dtype;
   h.output.stride_bytes = static_cast<std::int64_t>(output_stride(h));
   show_mapped(op);
+}
+
+// Rows of the caller's tensor that nobody sent.
+template <Fabric F>
+void EngineImpl<F>::mark_tail(HandleState& h) {
+  Received& r = h.received;
+  const auto per_row = static_cast<std::size_t>(h.routed->options.topk1 ? 1 : r.topk);
+  const std::size_t size = static_cast<std::size_t>(h.out.num_rows) * per_row;
+  h.topk_idx.assign(r.topk_idx.begin(), r.topk_idx.end());
+  h.topk_idx.resize(size, -1);
+  h.topk_weights.assign(r.topk_weights.begin(), r.topk_weights.end());
+  h.topk_weights.resize(size, 0.0F);
+  r.topk_idx = h.topk_idx;
+  r.topk_weights = h.topk_weights;
 }
 
 // A layer: whether a rank that takes part has tokens for another round. All see the same.
@@ -319,9 +391,16 @@ void EngineImpl<F>::show_mapped(Op& op) {
   }
 }
 
-// expert_padded: rows beyond an expert's capacity were left out.
+// expert_padded: rows beyond an expert's capacity were left out. All: the caller's tensor is small.
 template <Fabric F>
 void EngineImpl<F>::report_overflow(Op& op) {
+  const HandleState& h = *op.handle;
+  if (h.out.data != nullptr && !h.in_out && op.status.ok()) {
+    op.status = status_of(op, Code::no_capacity);
+    op.status.what = "rows of out";
+    op.status.expected = static_cast<std::uint64_t>(h.out.num_rows);
+    op.status.seen = static_cast<std::uint64_t>(h.received.num_rows);
+  }
   op.handle->received.overflow = op.handle->routed->receive.overflow;
   if (op.handle->received.overflow == 0 || !op.status.ok()) return;
   op.status = status_of(op, Code::no_capacity);

@@ -239,7 +239,7 @@ template <Fabric F>
 void EngineImpl<F>::zero_rows(Op& op, int q) {
   const HandleState& h = *op.handle;
   const SourceRows& source = h.routed->receive.sources[static_cast<std::size_t>(q)];
-  const std::uint64_t stride = op.stride;
+  const auto stride = static_cast<std::uint64_t>(h.received.stride_bytes);
   const std::uint64_t window = window_rows(*h.routed, rank_) * static_cast<std::uint64_t>(q);
   const bool in_window = copies_at_once(h) || h.routed->options.path == Path::read;
   auto* rows = const_cast<std::byte*>(h.received.base);
@@ -247,7 +247,7 @@ void EngineImpl<F>::zero_rows(Op& op, int q) {
   for (std::uint32_t i = 0; i < source.num_rows(); ++i) {
     const std::uint64_t to = in_window ? window + i : row_index(h, q, i, group);
     if (op.line.capacity != 0 && to >= (group + 1) * std::uint64_t{op.line.capacity}) continue;
-    if (fabric_.facts().moves_rows) std::memset(rows + to * stride, 0, stride);
+    if (fabric_.facts().moves_rows) std::memset(rows + to * stride, 0, op.row_bytes);
   }
 }
 

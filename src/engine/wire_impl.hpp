@@ -273,7 +273,8 @@ std::byte* EngineImpl<F>::place_of(const Op& op, int q, std::uint32_t row,
   const std::uint64_t to = in_window ? window + row : row_index(h, q, row, group);
   const std::uint64_t limit = op.line.capacity;
   if (limit != 0 && to >= (group + 1) * limit) return nullptr;
-  return const_cast<std::byte*>(h.received.base) + to * op.stride;
+  return const_cast<std::byte*>(h.received.base) +
+         to * static_cast<std::uint64_t>(h.received.stride_bytes);
 }
 
 // Rows [tile.next, end), a batch, if all of them are here.

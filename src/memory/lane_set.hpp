@@ -1,8 +1,9 @@
-// A RankSet that lanes publish and look into. Always of one size.
+// Sets that lanes publish and look into: of ranks, always of one size, and of any number of things.
 #pragma once
 
 #include <array>
 #include <cstddef>
+#include <vector>
 
 #include "base/rank_set.hpp"
 #include "memory/word.hpp"
@@ -28,6 +29,26 @@ class LaneSet {
 
  private:
   std::array<LaneWord, kMostRanks / 64> words_;
+};
+
+// Numbers 0..count-1.
+class LaneFlags {
+ public:
+  // While no lane looks: empty, for so many.
+  void clear(std::size_t count) {
+    const std::size_t words = (count + 63) / 64;
+    if (words_.size() != words) words_ = std::vector<LaneWord>(words);
+    for (LaneWord& word : words_) word.store_release(0);
+  }
+  // Whether this lane is the one that put `i` in.
+  bool try_insert(std::size_t i) { return words_[i / 64].try_set(std::uint64_t{1} << i % 64); }
+  // Whether `i` is in; then what was stored before it was put there is visible.
+  bool load_acquire(std::size_t i) const {
+    return (words_[i / 64].load_acquire() >> i % 64 & 1) != 0;
+  }
+
+ private:
+  std::vector<LaneWord> words_;
 };
 
 }  // namespace ubep

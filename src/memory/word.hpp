@@ -46,6 +46,10 @@ class LaneWord {
   }
   void add_relaxed(std::uint64_t amount) { word_.fetch_add(amount, std::memory_order_relaxed); }
   void or_release(std::uint64_t bits) { word_.fetch_or(bits, std::memory_order_release); }
+  // Whether this lane is the one that set the bit.
+  bool try_set(std::uint64_t bit) {
+    return (word_.fetch_or(bit, std::memory_order_acq_rel) & bit) == 0;
+  }
   // Returns the value after the subtraction; the last lane sees what all others did before.
   std::uint64_t subtract_acq_rel(std::uint64_t amount) {
     return word_.fetch_sub(amount, std::memory_order_acq_rel) - amount;

@@ -61,6 +61,9 @@ OpDifference find_corruption(const OpLine& theirs, const GroupConfig& config) {
   if (theirs.alignment < 1 || theirs.alignment > kMaxAlignment) {
     return beyond("alignment", theirs.alignment, kMaxAlignment);
   }
+  if (theirs.by_expert != 0 && (theirs.kind != OpKind::combine || !is_by_expert(theirs.layout))) {
+    return beyond("by_expert", 1, 0);
+  }
   const bool padded = theirs.layout == Layout::expert_padded;
   const auto most = static_cast<std::uint64_t>(padded ? config.expert_capacity : 0);
   if (theirs.capacity > most) return beyond("capacity", theirs.capacity, most);

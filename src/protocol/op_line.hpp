@@ -37,7 +37,8 @@ struct OpLine {
   std::uint8_t marks : 1 = 0;       // 1 = some of my rows are announced by `sent`
   std::uint8_t unweighted : 1 = 0;  // combine: plain sums
   std::uint8_t more : 1 = 0;        // a layer: I have tokens for another round
-  std::uint8_t spare : 5 = 0;
+  std::uint8_t by_expert : 1 = 0;   // combine: I announce outputs expert by expert (my own affair)
+  std::uint8_t spare : 4 = 0;
   Quant quant = Quant::none;
   std::uint32_t capacity = 0;  // expert_padded
 };

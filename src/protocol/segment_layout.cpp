@@ -87,6 +87,7 @@ SegmentLayout::SegmentLayout(const GroupConfig& config, int rank)
   for (Slot& slot : per_slot_) slot.x = add(x_bytes_, kPageBytes);
   for (Slot& slot : per_slot_) {
     slot.bases = add(bases_bytes_, kLineBytes);
+    slot.out_experts = add(8 * groups, kLineBytes);
   }
   for (Slot& slot : per_slot_) slot.y = add(y_bytes_, kPageBytes);
   bytes_ = round_up(bytes_, kPageBytes);

@@ -1,13 +1,14 @@
 // Where everything lies in a rank's segment: one list from which all offsets and the size follow.
 //
 //   fabric header | op lines [4N] | per slot: pub, out, done, base, sent [R], armed |
-//   per slot: off, counts, entries, marks | per slot: x | per slot: bases | per slot: y
+//   per slot: off, counts, entries, marks | per slot: x | per slot: bases, out of each expert |
+//   per slot: y
 //
-// x comes before bases and y because only their sizes depend on the rank: x lies at the same offset
-// in every segment. `base`, `sent` and `counts` exist where peers push, `armed` and `marks` where
-// windows are armed. The inbox, a memory of its own, holds per slot: rows | back (bsp: outputs that
-// come back) | windows [R] | checksums [R] (of protocols whose rows are decoded) | the same two for
-// outputs that come back, by entry.
+// x comes before the bases and y because only their sizes depend on the rank: x lies at the same
+// offset in every segment. `base`, `sent` and `counts` exist where peers push, `armed` and `marks`
+// where windows are armed. The inbox, a memory of its own, holds per slot: rows | back (bsp:
+// outputs that come back) | windows [R] | checksums [R] (of protocols whose rows are decoded) | the
+// same two for outputs that come back, by entry.
 #pragma once
 
 #include <array>
@@ -55,6 +56,11 @@ class SegmentLayout {
   // Base table, written before out: where the rows of `src` begin, per group (local expert or 1).
   Range bases(int slot, int src, std::uint64_t groups) const {
     return {at(slot).bases + static_cast<std::uint64_t>(src) * groups * 4, groups * 4};
+  }
+
+  // Whose value is the epoch: the outputs of my `expert`-th local expert can be read.
+  std::uint64_t out_expert(int slot, std::uint64_t expert) const {
+    return at(slot).out_experts + expert * 8;
   }
 
   // Rows, `stride` bytes apart.
@@ -116,7 +122,7 @@ class SegmentLayout {
 
  private:
   struct Slot {
-    std::uint64_t words, armed, off, counts, entries, marks, bases, x, y;
+    std::uint64_t words, armed, off, counts, entries, marks, bases, out_experts, x, y;
   };
   const Slot& at(int slot) const { return per_slot_[static_cast<std::size_t>(slot)]; }
   std::uint64_t add(std::uint64_t size, std::uint64_t alignment);

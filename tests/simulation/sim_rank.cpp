@@ -111,6 +111,7 @@ bool SimRank::turn() {
   bool done = false;
   if (choice == 0) engine_->look_for_losses();
   if (choice == 1 || choice == 2) done = try_next();
+  if (choice == 2) done = publish_some() || done;
   if (choice > 2) done = engine_->step(0, world_.options().lanes) != 0;
   return collect() || done;
 }
@@ -127,6 +128,7 @@ bool SimRank::try_next() {
     // Gives up a combine that is under way: peers must not be held up by it.
     for (int i = 0; i < static_cast<int>(progress_.size()); ++i) {
       if (progress(i).stage != Stage::combining || !random_.one_in(6)) continue;
+      if (!progress(i).unpublished.empty()) continue;  // that would end its peers
       release(i);
     }
     return false;
@@ -221,7 +223,14 @@ Input SimRank::input_of(int number) {
   for (std::size_t i = 0; i < bytes.size(); ++i) {
     p.payloads.push_back({"payload", input(number).payloads[i].data(), bytes[i]});
   }
-  return {p.x, p.payloads};
+  Input in{p.x, p.payloads};
+  const int tail = local(number).tail;
+  if (tail >= 0 && p.x.dtype == operation(number).problem.dtype) {
+    const std::int64_t rows = operation(number).received[index(rank_)].num_rows + tail;
+    p.rows = dense(p.rows_memory, {nullptr, rows, p.x.hidden, p.x.dtype});
+    in.out = p.rows;
+  }
+  return in;
 }
 
 bool SimRank::place_x(int number) {
@@ -280,19 +289,56 @@ bool SimRank::start_combine(int number) {
   Problem shown = problem;
   shown.sources = ranks_of(h.sources);
   shown.layout = h.received.layout;  // of a caller's error, too
-  run_experts(h.received, shown, rank_, local(number).options.weighting, y);
+  const bool in_place = h.routed->options.in_place;
+  const bool by_expert = local(number).by_expert && !setup_.returns && !(in_place && own_y);
+  p.late = by_expert && !in_place;
+  if (p.late) {  // each expert's are written before they are published
+    for (std::int64_t i = 0; i < y.num_rows; ++i) std::fill_n(y.row(i), y.row_bytes(), kPoison);
+    p.shown = shown;
+    p.y = y;
+  } else {
+    run_experts(h.received, shown, rank_, local(number).options.weighting, y);
+  }
   p.out = dense(p.out_memory, outputs(input(number).tokens, problem));
   CombineArgs args{.out = p.out};
   args.unweighted = problem.unweighted;
   args.added = added_rows(problem, rank_);
   if (own_y) args.y = y;
+  args.by_expert = by_expert;
   crew_->call_in();
   const Status status = engine_->start_combine(h, args);
   crew_->let_out();
   if (!accept(number, "start_combine", status)) return false;
+  if (args.by_expert) {
+    for (std::size_t e = 0; e < experts_of(problem, rank_).size(); ++e) {
+      p.unpublished.push_back(static_cast<int>(e));
+    }
+  }
   note(number, "combine");
   p.stage = Stage::combining;
   return true;
+}
+
+// Outputs of one expert, in any order.
+bool SimRank::publish_some() {
+  for (int i = 0; i < static_cast<int>(progress_.size()); ++i) {
+    std::vector<int>& experts = progress(i).unpublished;
+    if (experts.empty() || progress(i).stage != Stage::combining) continue;
+    std::swap(experts.back(), experts[index(random_.below(static_cast<int>(experts.size())))]);
+    crew_->call_in();
+    // acquires: nothing; a rank that has failed publishes nothing more.
+    const bool over = handle_of(i).state.load_acquire() == HandleState::complete;
+    if (progress(i).late && !over) {
+      run_expert(handle_of(i).received, progress(i).shown, {rank_, experts.back()}, progress(i).y);
+    }
+    const bool published = over || engine_->publish_expert(handle_of(i), experts.back());
+    crew_->let_out();
+    if (!published) fail(i, "publish_expert: was published before");
+    note(i, fmt::format("publishes expert {}", experts.back()));
+    experts.pop_back();
+    return true;
+  }
+  return false;
 }
 
 // Checks what has become complete.
@@ -366,7 +412,7 @@ void SimRank::check_received(int number) {
   const std::string difference = compare_received(
       received,
       absent.none() ? operation(number).received[index(rank_)] : expected_received(problem, rank_),
-      problem);
+      problem, p.rows);
   if (!difference.empty()) fail(number, difference);
   p.outcome.received = true;
   p.outcome.sources = problem.sources;

@@ -49,8 +49,11 @@ class SimRank {
     Stage stage = Stage::idle;
     Rows x;
     std::vector<Payload> payloads;
-    std::vector<std::byte> x_memory, y_memory, out_memory;
-    Rows y, out;
+    std::vector<std::byte> x_memory, rows_memory, y_memory, out_memory;
+    Rows rows, y, out;
+    std::vector<int> unpublished;  // local experts
+    bool late = false;             // whose outputs are still to be computed,
+    Problem shown;                 //   of what was received
     Outcome outcome;
   };
 
@@ -63,6 +66,7 @@ class SimRank {
   Input input_of(int number);
   bool end(int number);
   bool start_combine(int number);
+  bool publish_some();
   void release(int number);
   bool place_x(int number);
   bool is_busy(const HandleState& handle) const;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdio>
+#include <set>
 #include <stdexcept>
 
 #include "api/checks.hpp"
@@ -156,27 +157,44 @@ class Run {
            !operation.bsp && operation.problem.layout != Layout::expert_padded;
   }
 
+  // All of the victim's outputs count for everybody or none do; of a victim that published them one
+  // by one those of some experts.
   void check_combines(int i, int victim, const Problem& problem) const {
-    const std::vector<std::int32_t> owners = owners_of(problem);
+    const bool by_expert = setup_.calls.operations[index(i)].local[index(victim)].by_expert;
+    std::set<std::int32_t> counted;
     int combined = -1;
+    for (const bool valid : {true, false}) {
+      each_token_of(victim, problem, i, [&](const std::set<std::int32_t>& experts, bool is_valid) {
+        if (is_valid != valid) return;
+        if (valid) counted.insert(experts.begin(), experts.end());
+        if (combined == -1) combined = valid ? 1 : 0;
+        const bool all_counted =
+            std::includes(counted.begin(), counted.end(), experts.begin(), experts.end());
+        if (by_expert ? !valid && all_counted : combined != (valid ? 1 : 0)) disagree(i, victim);
+      });
+    }
+  }
+
+  // Calls with the victim's experts of a survivor's token that needs nobody else who is gone, and
+  // whether the token is valid.
+  template <class F>
+  void each_token_of(int victim, const Problem& problem, int i, F&& call) const {
+    const std::vector<std::int32_t> owners = owners_of(problem);
     for (const auto& rank : ranks_) {
       if (is_gone(rank->rank())) continue;
       const Outcome& outcome = rank->outcome(i);
       for (std::int64_t t = 0; t < std::ssize(outcome.valid); ++t) {
-        bool needs_victim = false;
+        std::set<std::int32_t> experts;
         bool needs_others = false;
         for (int k = 0; k < problem.topk; ++k) {
           const std::int32_t id =
               problem.ranks[index(rank->rank())].topk_idx[index(t * problem.topk + k)];
           if (id < 0) continue;
           const int owner = owners[index(id)];
-          needs_victim |= owner == victim;
+          if (owner == victim) experts.insert(id);
           needs_others |= owner != victim && losses_.gone[index(owner)];
         }
-        if (!needs_victim || needs_others) continue;
-        const int took_part = outcome.valid[index(t)] != 0 ? 1 : 0;
-        if (combined == -1) combined = took_part;
-        if (combined != took_part) disagree(i, victim);
+        if (!experts.empty() && !needs_others) call(experts, outcome.valid[index(t)] != 0);
       }
     }
   }

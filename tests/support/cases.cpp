@@ -73,7 +73,7 @@ void choose_shape(const CommunicatorOptions& options, Problem& problem, Random& 
     return;
   }
   if (problem.layout == Layout::expert_major) {
-    problem.expert_alignment = random.pick<int>({1, 1, 2, 5, 8, 16, 64});
+    problem.expert_alignment = random.pick<int>({1, 1, 2, 5, 8, 16, 128});
   }
   problem.reduction =
       random.pick<Reduction>({Reduction::automatic, Reduction::exact, Reduction::per_rank});
@@ -130,6 +130,35 @@ void suit_records(Operation& operation) {
     if (!problem.is_plain()) local.input = local.options.in_place = false;
     if (problem.own_output) local.options.in_place = false;
     if (problem.own_output) local.own_y = true;
+    const bool one_tensor = problem.layout != Layout::rank_major || local.options.contiguous;
+    if (!problem.is_plain() || local.options.in_place || !one_tensor) local.tail = -1;
+  }
+}
+
+// Drawn apart, too: rows in the caller's tensor, and one expert after the other.
+void choose_serving(Operation& operation, LocalChoice& local, Random random) {
+  local.tail = random.one_in(3) ? random.below(4) : -1;
+  if (operation.problem.layout == Layout::rank_major) return;
+  local.options.by_expert = random.one_in(3);
+  local.by_expert = !operation.bsp && random.one_in(3);
+}
+
+// Tokens that take no part.
+void choose_active(Case& c, Operation& operation, Random& random) {
+  const bool repeats = operation.origin >= 0;
+  if (!repeats && !random.one_in(5)) return;
+  for (int rank = 0; rank < c.num_ranks; ++rank) {
+    RankInput& input = operation.problem.ranks[index(rank)];
+    if (repeats) {
+      input.topk_idx = c.operations[index(operation.origin)].problem.ranks[index(rank)].topk_idx;
+      continue;
+    }
+    const auto topk = index(operation.problem.topk);
+    input.given_idx = input.topk_idx;
+    for (std::size_t i = 0; i < index(input.tokens); ++i) {
+      input.active.push_back(random.one_in(3) ? 0 : 1);
+      if (input.active.back() == 0) std::fill_n(&input.topk_idx[i * topk], topk, -1);
+    }
   }
 }
 
@@ -200,6 +229,7 @@ void choose_locals(Case& c, int number, std::uint64_t seed) {
     Random random(seed, stream, static_cast<std::uint64_t>(rank) + 1);
     LocalChoice local = choose_local(operation, push, random);
     if (same) local.options = options;
+    choose_serving(operation, local, Random(seed, stream, 1000 + static_cast<std::uint64_t>(rank)));
     if (operation.origin >= 0) {
       local.options = c.operations[index(operation.origin)].local[index(rank)].options;
     }
@@ -343,6 +373,8 @@ Case make_case(std::uint64_t seed, const CaseLimits& limits) {
   for (std::size_t i = 0; i < c.operations.size(); ++i) {
     Random records(seed, 43, i);
     choose_records(c, c.operations[i], records);
+    Random tokens(seed, 47, i);
+    choose_active(c, c.operations[i], tokens);
   }
   return c;
 }

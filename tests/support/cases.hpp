@@ -35,6 +35,8 @@ struct LocalChoice {
   int y_gap = 0;
   int out_gap = 0;
   int shift = 0;             // elements before the first row of x and out
+  int tail = -1;             // Input::out has so many rows more than are needed; -1 = not given
+  bool by_expert = false;    // combine: outputs are published one expert after the other
   bool finish_late = false;  // other operations are started before this combine is completed
 };
 

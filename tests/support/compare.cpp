@@ -70,10 +70,17 @@ std::string compare_row(const RowShape& shape, const std::byte* got, const std::
   return "";
 }
 
-std::string compare_rows(const Received& got, const ExpectedReceived& want) {
-  if (got.num_rows != 0 && got.row_table.empty() && got.stride_bytes % 64 != 0) {
+std::string compare_place(const Received& got, const Rows& out) {
+  if (got.num_rows == 0 || !got.row_table.empty()) return "";
+  if (out.data == nullptr) {
+    if (got.stride_bytes % 64 == 0) return "";
     return "stride_bytes: got " + text(got.stride_bytes) + ", want a multiple of 64";
   }
+  if (got.base != out.data) return "base: got another address than that of out";
+  return compare_number("stride_bytes", got.stride_bytes, out.stride());
+}
+
+std::string compare_rows(const Received& got, const ExpectedReceived& want) {
   if (!got.row_table.empty() && index(got.num_rows) != got.row_table.size()) {
     return compare_number("row_table size", static_cast<std::int64_t>(got.row_table.size()),
                           got.num_rows);
@@ -172,6 +179,22 @@ std::string compare_mapped_token(const Received& got, const Problem& problem,
   return compare_row(shape, row, record.data());
 }
 
+// Lists of rank_major rows; in a tensor of the caller's they go on to its end.
+std::string compare_choices(const Received& got, ExpectedReceived want, const Rows& out) {
+  if (out.data != nullptr && want.num_rows != 0) {
+    const std::size_t each = want.topk_idx.size() / index(want.num_rows);
+    want.topk_idx.resize(index(out.num_rows) * each, -1);
+    want.topk_weights.resize(index(out.num_rows) * each, 0.0F);
+  } else if (out.data != nullptr) {
+    want.topk_idx.assign(got.topk_idx.size(), -1);
+    want.topk_weights.assign(got.topk_idx.size(), 0.0F);
+  }
+  return first_of({
+      compare_list("topk_idx", got.topk_idx, want.topk_idx),
+      compare_list("topk_weights", got.topk_weights, want.topk_weights),
+  });
+}
+
 }  // namespace
 
 std::string compare_row_weights(std::span<const float> got, const ExpectedReceived& want) {
@@ -183,8 +206,9 @@ std::string compare_row_choices(std::span<const std::int32_t> got, const Expecte
 }
 
 std::string compare_received(const Received& got, const ExpectedReceived& want,
-                             const Problem& problem) {
+                             const Problem& problem, const Rows& out) {
   const std::string head = first_of({
+      compare_place(got, out),
       compare_shape(got, problem),
       compare_list("expert_counts", got.expert_counts, want.expert_counts),
       compare_list("expert_offsets", got.expert_offsets, want.expert_offsets),
@@ -194,8 +218,7 @@ std::string compare_received(const Received& got, const ExpectedReceived& want,
   if (problem.layout != Layout::rank_major) return compare_rows(got, want);
   return first_of({
       compare_list("src_counts", got.src_counts, want.src_counts),
-      compare_list("topk_idx", got.topk_idx, want.topk_idx),
-      compare_list("topk_weights", got.topk_weights, want.topk_weights),
+      compare_choices(got, want, out),
       compare_list("expert_rows", got.expert_rows, want.expert_rows),
       compare_rows(got, want),
   });

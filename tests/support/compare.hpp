@@ -18,8 +18,9 @@ namespace ubep::test {
 std::string compare_row_weights(std::span<const float> got, const ExpectedReceived& want);
 // Handle::row_choices() of a layout with a row per choice.
 std::string compare_row_choices(std::span<const std::int32_t> got, const ExpectedReceived& want);
+// `out`: the caller's tensor that rows were written into, if any.
 std::string compare_received(const Received& got, const ExpectedReceived& want,
-                             const Problem& problem);
+                             const Problem& problem, const Rows& out = {});
 // Received::mapped and its lists: all peers' tokens as one tensor, as `rank` sees them.
 std::string compare_mapped(const Received& got, const Problem& problem, int rank, int max_tokens);
 // `want` is dense [tokens, hidden]. Rows of tokens whose `valid` is 0 are not looked at; an empty

@@ -12,27 +12,25 @@ Expert expert_of(const Problem& problem) {
           problem.output_hidden()};
 }
 
-// One output row per choice: no weights, no sums.
-void run_by_expert(const Received& received, const Problem& problem,
-                   const std::vector<std::int32_t>& experts, const Rows& y) {
+}  // namespace
+
+void run_expert(const Received& received, const Problem& problem, const LocalExpert& expert,
+                const Rows& y) {
   const bool indirect = problem.layout == Layout::rank_major;
-  for (std::size_t e = 0; e < experts.size(); ++e) {
-    for (std::int32_t j = 0; j < received.expert_counts[e]; ++j) {
-      const std::int64_t place = received.expert_offsets[e] + j;
-      const std::int64_t row = indirect ? received.expert_rows[index(place)] : place;
-      const std::vector<std::byte> x = values_of(problem, received.row(row));
-      expert_of(problem).apply(experts[e], x.data(), y.row(place));
-    }
+  const std::int32_t id = experts_of(problem, expert.rank)[index(expert.local)];
+  for (std::int32_t j = 0; j < received.expert_counts[index(expert.local)]; ++j) {
+    const std::int64_t place = received.expert_offsets[index(expert.local)] + j;
+    const std::int64_t row = indirect ? received.expert_rows[index(place)] : place;
+    const std::vector<std::byte> x = values_of(problem, received.row(row));
+    expert_of(problem).apply(id, x.data(), y.row(place));
   }
 }
-
-}  // namespace
 
 void run_experts(const Received& received, const Problem& problem, int rank, Weighting weighting,
                  const Rows& y) {
   const std::vector<std::int32_t> experts = experts_of(problem, rank);
   if (problem.layout != Layout::rank_major || weighting == Weighting::owner) {
-    run_by_expert(received, problem, experts, y);
+    for (int e = 0; e < std::ssize(experts); ++e) run_expert(received, problem, {rank, e}, y);
     return;
   }
   const Expert expert = expert_of(problem);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <numeric>
 #include <stdexcept>
 #include <thread>
 
@@ -77,7 +78,8 @@ void RankRun::start_dispatch(int number) {
   latest_[index(op.handle)] = number;
   Handle& handle = handle_of(number);
   const RankInput& in = input(number);
-  const Routing routing{in.topk_idx, in.topk_weights, op.problem.topk};
+  const Routing routing{in.given_idx.empty() ? in.topk_idx : in.given_idx, in.topk_weights,
+                        op.problem.topk, in.active};
   const DispatchOptions& options = local(number).options;
   const Input x = place_input(number);
   if (local(number).drive == Drive::call) {
@@ -103,7 +105,8 @@ void RankRun::finish_dispatch(int number) {
   if (handle.epoch() != static_cast<std::uint64_t>(number) + 1) {
     fail(number, "epoch: got " + std::to_string(handle.epoch()));
   }
-  std::string difference = compare_received(received, op.received[index(rank_)], op.problem);
+  std::string difference = compare_received(received, op.received[index(rank_)], op.problem,
+                                            buffers_[index(number)].received);
   if (difference.empty() && local(number).options.mapped_view) {
     difference = compare_mapped(received, op.problem, rank_, case_.options.max_tokens);
   }
@@ -127,19 +130,48 @@ void RankRun::end(int number) {
     return;
   }
   const Rows y = place_y(number);
-  run_experts(handle.received(), operation(number).problem, rank_, local(number).options.weighting,
-              y);
+  const Received received = handle.received();
+  int first = number;  // whose options hold
+  while (operation(first).origin >= 0) first = operation(first).origin;
+  const bool in_place = local(first).options.in_place;
+  const bool by_expert = local(number).by_expert && !(in_place && local(number).own_y);
+  const bool late = by_expert && !in_place;
+  if (late) {  // each expert's are written before they are published
+    for (std::int64_t i = 0; i < y.num_rows; ++i) std::fill_n(y.row(i), y.row_bytes(), kPoison);
+  } else {
+    run_experts(received, operation(number).problem, rank_, local(number).options.weighting, y);
+  }
   CombineArgs args{.out = place_out(number)};
   args.unweighted = operation(number).problem.unweighted;
   args.added = added_rows(operation(number).problem, rank_);
   if (local(number).own_y) args.y = y;
-  if (local(number).drive == Drive::call) {
+  args.by_expert = by_expert;
+  if (local(number).drive == Drive::call && !args.by_expert) {
     require(number, "combine", comm_->combine(handle, args));
   } else {
     retry(number, "start_combine", [&] { return comm_->start_combine(handle, args); });
   }
+  if (args.by_expert) publish_outputs(number, late ? &received : nullptr, y);
   stages_[index(number)] = Stage::combining;
   if (local(number).drive == Drive::call || !local(number).finish_late) finish_combine(number);
+}
+
+// In any order; computes them first if there is something to compute from.
+void RankRun::publish_outputs(int number, const Received* received, const Rows& y) {
+  std::vector<int> experts(index(comm_->num_local_experts()));
+  std::iota(experts.begin(), experts.end(), 0);
+  for (std::size_t i = experts.size(); i > 1; --i) {
+    std::swap(experts[i - 1], experts[index(random_.below(static_cast<int>(i)))]);
+  }
+  for (const int expert : experts) {
+    maybe_sleep();
+    if (received != nullptr) {
+      run_expert(*received, operation(number).problem, {rank_, expert}, y);
+    }
+    require(number, "publish", comm_->publish(handle_of(number), expert));
+    if (random_.one_in(4)) (void)comm_->step();
+  }
+  if (local(number).drive == Drive::call) require(number, "wait", comm_->wait(handle_of(number)));
 }
 
 void RankRun::finish_combine(int number) {
@@ -219,7 +251,14 @@ Input RankRun::place_input(int number) {
     // A vector without elements may have no address.
     payloads.push_back({i == 0 ? "first" : "second", data, problem.payloads[i]});
   }
-  return {place_x(number), payloads};
+  Input in{place_x(number), payloads};
+  const LocalChoice& choice = local(number);
+  if (choice.tail >= 0) {
+    const std::int64_t rows = operation(number).received[index(rank_)].num_rows + choice.tail;
+    const Tensor tensor{rows, problem.hidden, problem.dtype, choice.y_gap, choice.shift};
+    in.out = buffers_[index(number)].received = tensor.in(buffers_[index(number)].rows);
+  }
+  return in;
 }
 
 Rows RankRun::place_out(int number) {
@@ -238,8 +277,11 @@ Rows RankRun::place_y(int number) {
   const bool owner = choice.options.weighting == Weighting::owner;
   const std::int64_t num_rows = owner ? std::ssize(received.expert_rows) : received.num_rows;
   if (choice.own_y) {
+    const Rows& in = buffers_[index(number)].received;
+    const bool whole = in.data != nullptr && !owner && random_.one_in(2);
     const Problem& problem = operation(number).problem;
-    const Tensor tensor{num_rows, problem.output_hidden(), problem.output_dtype(), choice.y_gap, 0};
+    const Tensor tensor{whole ? in.num_rows : num_rows, problem.output_hidden(),
+                        problem.output_dtype(), choice.y_gap, 0};
     return tensor.in(buffers_[index(number)].y);
   }
   const Rows y = handle_of(number).expert_output();

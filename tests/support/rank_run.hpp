@@ -31,6 +31,8 @@ class RankRun {
   struct Buffers {
     std::vector<std::byte> x;
     std::vector<Payload> payloads;
+    std::vector<std::byte> rows;
+    Rows received;  // of the caller's, or null
     std::vector<std::byte> y;
     std::vector<std::byte> out;
     Rows out_rows;
@@ -45,6 +47,7 @@ class RankRun {
 
   ConstRows place_x(int number);
   Input place_input(int number);
+  void publish_outputs(int number, const Received* received, const Rows& y);
   Rows place_out(int number);
   Rows place_y(int number);
   void check_gaps(int number);

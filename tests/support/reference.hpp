@@ -28,9 +28,12 @@ enum class ExpertFunction : std::uint8_t {
 // One rank's tokens and the gate's decision for them.
 struct RankInput {
   std::int64_t tokens = 0;
-  std::vector<std::byte> x;                      // dense [tokens, hidden]
-  std::vector<std::int32_t> topk_idx;            // [tokens, topk] global ids, -1 = none
-  std::vector<float> topk_weights;               // [tokens, topk]
+  std::vector<std::byte> x;            // dense [tokens, hidden]
+  std::vector<std::int32_t> topk_idx;  // [tokens, topk] global ids, -1 = none
+  std::vector<float> topk_weights;     // [tokens, topk]
+  // What the library is given instead, or empty: ids of tokens that are not active, too.
+  std::vector<std::int32_t> given_idx;
+  std::vector<std::uint8_t> active;
   std::vector<std::vector<std::byte>> added;     // each dense [tokens, output_hidden()]
   std::vector<std::vector<std::byte>> payloads;  // each dense [tokens, Problem::payloads[i]]
 };

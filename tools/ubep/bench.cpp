@@ -242,6 +242,10 @@ Point collect(Stage& stage, const BenchPlan& plan) {
   point.ranks = static_cast<int>(plan.tokens.size());
   point.tokens = plan.tokens;
   point.load = load_of(plan);
+  if (plan.layers) {
+    const int most = *std::max_element(plan.tokens.begin(), plan.tokens.end());
+    point.rounds = (most + plan.max_tokens - 1) / plan.max_tokens;
+  }
   MemoryUse memory;
   for (std::size_t c = 0; c < plan.adjusts.size(); ++c) {
     const CommunicatorOptions options = communicator_options(plan, c);

@@ -81,6 +81,7 @@ Json point_json(const Point& point) {
                {"load",
                 {{"expert_max_over_mean", rounded(point.load.expert_max_over_mean)},
                  {"rank_max_over_mean", rounded(point.load.rank_max_over_mean)}}}};
+  if (point.rounds) json["rounds"] = *point.rounds;
   if (point.memory) {
     json["memory"] = {{"reserved", point.memory->reserved}, {"resident", point.memory->resident}};
   }

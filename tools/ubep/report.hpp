@@ -96,7 +96,8 @@ struct Check {
 // One number of ranks and tokens, measured on several paths; the first is what the ratios refer to.
 struct Point {
   int ranks = 0;
-  std::vector<int> tokens;  // [ranks]
+  std::vector<int> tokens;    // [ranks]
+  std::optional<int> rounds;  // dispatches of a layer, where more is sent than is reserved
   Load load;
   std::optional<MemoryUse> memory;
   std::optional<double> first_call_us;

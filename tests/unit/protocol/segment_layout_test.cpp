@@ -75,6 +75,7 @@ std::vector<Part> parts_of(const GroupConfig& config, const SegmentLayout& layou
     parts.push_back({"entries", {entries, round_up(bytes, kLineBytes)}, kLineBytes, s, bytes});
     const std::uint64_t bases = layout.bases(s, 0, groups).offset;
     parts.push_back({"bases", {bases, size * groups * 4}, kLineBytes, s});
+    parts.push_back({"out of experts", {layout.out_expert(s, 0), groups * 8}, kLineBytes, s});
     parts.push_back({"x", layout.x(s, config.max_stride, 0, tokens), kPageBytes, s});
     parts.push_back({"y", layout.y(s, config.max_stride, 0, config.max_rows(rank)), kPageBytes, s});
   }
@@ -256,7 +257,9 @@ TEST(SegmentLayoutTest, WireLayoutOfRowsAndBases) {
   EXPECT_EQ(layout.bases(0, 0, 3).offset, 2'887'680U);
   EXPECT_EQ(layout.bases(0, 2, 3).offset, 2'887'680U + 24);
   EXPECT_EQ(layout.bases(0, 2, 3).bytes, 12U);
-  EXPECT_EQ(layout.bases(1, 0, 3).offset, 2'887'680U + 64);
+  EXPECT_EQ(layout.out_expert(0, 0), 2'887'680U + 64);
+  EXPECT_EQ(layout.out_expert(0, 2), 2'887'680U + 64 + 16);
+  EXPECT_EQ(layout.bases(1, 0, 3).offset, 2'887'680U + 128);
   EXPECT_EQ(layout.y(0, 64, 0, 0).offset, 2'891'776U);
   // 4 sources x 100 tokens x 8 choices, and 255 padding rows for each of 3 experts.
   EXPECT_EQ(layout.y_area_bytes(), round_up((3200U + 765) * 14336, 4096));
