@@ -25,7 +25,7 @@ def _round_up(value: int, multiple: int) -> int:
 class Config:
     """Chunks, in tokens, and how many multiprocessors: checked, kept, and of no effect on a CPU."""
 
-    def __init__(self, num_sms: int, num_max_nvl_chunked_send_tokens: int = 6,
+    def __init__(self, num_sms: int = 20, num_max_nvl_chunked_send_tokens: int = 6,
                  num_max_nvl_chunked_recv_tokens: int = 256, num_max_rdma_chunked_send_tokens: int = 6,
                  num_max_rdma_chunked_recv_tokens: int = 256) -> None:
         send, receive = num_max_nvl_chunked_send_tokens, num_max_nvl_chunked_recv_tokens
