@@ -381,6 +381,22 @@ def test_needs_ranks():
         deep_ep.Buffer()
 
 
+def groups(world):
+    """Buffers of several groups in one process, in turn."""
+    halves = [dist.new_group([r, r + 2]) for r in range(2)]
+    rank = dist.get_rank()
+    buffers = [deep_ep.Buffer(world), deep_ep.Buffer(halves[rank % 2]), deep_ep.Buffer(world)]
+    for turn in range(3):
+        for buffer in buffers:
+            x, idx, weights = case(rank, (rank + turn) % 3, seed=turn)
+            assert torch.equal(layer(buffer, x, idx, weights)[0].float(), dense_moe(x, idx, weights))
+    return [buffer.rank for buffer in buffers]
+
+
+def test_several_groups():
+    assert run(4, groups) == [[0, 0, 0], [1, 0, 1], [2, 1, 2], [3, 1, 3]]
+
+
 class FakeMpi:
     """What Buffer asks of an mpi4py communicator, of one rank."""
 

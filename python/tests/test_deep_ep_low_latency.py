@@ -118,6 +118,7 @@ def formats(group):
         assert handle[0].shape == (local, capacity) and handle[1].shape == (local, size)
         values, scales = (recv_x, None) if options == FORMATS[0] else recv_x
         assert values.shape == (local, capacity, HIDDEN)
+        assert values.view(-1, HIDDEN).data_ptr() == values.data_ptr()
         assert values.dtype == (torch.bfloat16 if scales is None else torch.float8_e4m3fn)
         if scales is not None:
             packed = options.get("use_ue8m0", False)
@@ -337,7 +338,7 @@ def refusals(group):
     with pytest.raises(ubep.Error, match="x.num_rows is 3, at most 2"):
         dispatch(x, idx, 2, EXPERTS)
     recv_x, _, handle, _, _ = dispatch(x, idx, TOKENS, EXPERTS, use_fp8=False)
-    with pytest.raises(NotImplementedError, match="use_logfmt=True"):
+    with pytest.raises(NotImplementedError, match="use_logfmt: sums"):
         buffer.low_latency_combine(recv_x, idx, weights, handle, use_logfmt=True)
     with pytest.raises(NotImplementedError, match="combine_wait_recv_cost_stats"):
         buffer.low_latency_combine(recv_x, idx, weights, handle, combine_wait_recv_cost_stats=weights)

@@ -191,8 +191,8 @@ class LowLatencyCalls:
         until the handle's combine, or the fourth next call. Raises InvalidArgument, NotImplementedError
         for dispatch_wait_recv_cost_stats, and what Communicator.dispatch raises.
         """
-        if dispatch_wait_recv_cost_stats is not None:
-            refuse("how long each source was waited for is not known", dispatch_wait_recv_cost_stats="a tensor")
+        refuse("how long each source was waited for is not known",
+               dispatch_wait_recv_cost_stats=dispatch_wait_recv_cost_stats)
         if async_finish and return_recv_hook:
             raise InvalidArgument("async_finish and return_recv_hook are True, expected one at most")
         hidden = x.size(1)
@@ -229,8 +229,8 @@ class LowLatencyCalls:
         and combine_wait_recv_cost_stats, and what Communicator.combine raises.
         """
         refuse("sums would be of rows in another precision", use_logfmt=use_logfmt)
-        if combine_wait_recv_cost_stats is not None:
-            refuse("how long each source was waited for is not known", combine_wait_recv_cost_stats="a tensor")
+        refuse("how long each source was waited for is not known",
+               combine_wait_recv_cost_stats=combine_wait_recv_cost_stats)
         if async_finish and return_recv_hook:
             raise InvalidArgument("async_finish and return_recv_hook are True, expected one at most")
         arrival: _Arrival = route_of(handle)

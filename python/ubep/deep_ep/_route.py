@@ -62,7 +62,7 @@ def route_of(handle: Any) -> Any:
 
 
 def refuse(reason: str, **arguments: Any) -> None:
-    """Raises NotImplementedError that names the arguments that are set and would change results."""
-    wanted = [f"{name}={value!r}" for name, value in arguments.items() if value]
-    if wanted:
-        raise NotImplementedError(f"{', '.join(wanted)}: {reason}")
+    """Raises NotImplementedError that names the arguments that are given and would change results."""
+    given = [name for name, value in arguments.items() if value is not None and value is not False]
+    if given:
+        raise NotImplementedError(f"{', '.join(given)}: {reason}")
