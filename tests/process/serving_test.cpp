@@ -35,11 +35,11 @@ bool has_rows_of(const Received& got, const ExpectedReceived& want, int expert) 
   return true;
 }
 
-Status wait_for_expert(Communicator& comm, const Handle& handle, int expert) {
+Status wait_for_expert(Communicator& comm, const Handle& handle, int expert, int lane = 0) {
   for (;;) {
     const Status status = comm.poll_expert(handle, expert);
     if (status.code != Code::not_ready) return status;
-    if (comm.step() == 0) std::this_thread::yield();
+    if (comm.step(lane, 3) == 0) std::this_thread::yield();
   }
 }
 
@@ -207,7 +207,7 @@ TEST_P(ServingTest, ThreadsShareTheExperts) {
       for (int t = 0; t < 2; ++t) {
         threads.emplace_back([&, t] {
           for (int e = t; e < 8; e += 2) {
-            if (!wait_for_expert(comm, worker.handle, e).ok()) ++failures;
+            if (!wait_for_expert(comm, worker.handle, e, t + 1).ok()) ++failures;
             if (!has_rows_of(worker.handle.received(), expected, e)) ++failures;
           }
         });
