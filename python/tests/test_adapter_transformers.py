@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 transformers = pytest.importorskip("transformers", minversion="5", reason="transformers 5 is not installed")
 
+import torch._dynamo  # noqa: E402,F401 - once, before ranks are forked
 from transformers import MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM  # noqa: E402
 
 import ubep  # noqa: E402

@@ -4,6 +4,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
+import torch._dynamo  # noqa: E402,F401 - once, before ranks are forked
+
 import standin_vllm as standin  # noqa: E402
 import ubep  # noqa: E402
 from ranks import job, run  # noqa: E402
