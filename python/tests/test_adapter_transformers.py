@@ -1,7 +1,12 @@
 """ubep.adapters.transformers against the modules of transformers as they are, in one process."""
 
+import contextlib
 import copy
+import io
+import os
 import pathlib
+import re
+import sys
 
 import pytest
 
@@ -17,7 +22,8 @@ from ubep.adapters.transformers import ShardedExperts, join_forward, parallelize
 
 torch.set_num_threads(1)
 
-MODEL = pathlib.Path(__file__).resolve().parents[2] / "examples" / "tiny_moe" / "model"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MODEL = ROOT / "examples" / "tiny_moe" / "model"
 SIZES = dict(vocab_size=64, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
              intermediate_size=16, max_position_embeddings=64, num_experts_per_tok=3)
 
@@ -194,3 +200,19 @@ def of_a_communicator(bootstrap):
 
 def test_a_communicator_with_a_map_of_experts():
     run(2, of_a_communicator)
+
+
+def example(bootstrap, name, code):
+    os.environ.update(UBEP_RANK=str(bootstrap.rank), UBEP_WORLD_SIZE=str(bootstrap.size), UBEP_JOB=name)
+    sys.argv = ["generate.py", str(MODEL), PROMPTS[bootstrap.rank]]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, {})
+    return printed.getvalue()
+
+
+def test_the_example_of_the_document():
+    text = (ROOT / "docs" / "adapters.md").read_text()
+    code = re.search(r"^## transformers\n```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[1]
+    for prompt, printed in zip(PROMPTS, run(2, example, job(), code, limit=60)):
+        assert prompt in printed and len(printed) > len(prompt) + 8
