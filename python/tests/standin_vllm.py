@@ -86,7 +86,9 @@ class StandInModularKernel:
         elif self.kind == "unfused":
             y = unfused(rows, local, self.w1, self.w2)
         else:
-            into = output if output.shape == rows.shape else rows if self.kind == "in place" else None
+            into = self.pf.allocate_fused_expert_output(rows.shape, rows.dtype, rows.device, NoOp())
+            if into is None:
+                into = output if output.shape == rows.shape else rows if self.kind == "in place" else None
             y = fused(rows, local, weights, self.w1, self.w2, on_input, into)
         reduce = StandInDelegate() if self.kind == "unfused" else NoOp()
         if self.asynchronous:

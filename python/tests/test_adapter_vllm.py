@@ -110,6 +110,27 @@ def test_outputs_in_the_result_tensor():
     run(2, aliased)
 
 
+def in_library_memory(bootstrap):
+    comm = make_comm(bootstrap, max_hidden=32)
+    _, weights, ids = case(comm.rank, 8)
+    x = torch.randn(8, 32, generator=torch.Generator().manual_seed(comm.rank))
+    ids[:] = torch.tensor([0, 1, 2 + comm.rank])  # tokens of rank 0 stay, those of rank 1 go to both
+    pf = PrepareAndFinalize(comm)
+    assert pf.allocate_fused_expert_output((8, 32), x.dtype, x.device) is None
+    rows, _, _, local, row_weights = pf.prepare(x, weights, ids.int(), EXPERTS)
+    for shape, dtype in (((len(rows), TOPK, 32), x.dtype), ((len(rows), 32), torch.bfloat16)):
+        assert pf.allocate_fused_expert_output(shape, dtype, x.device) is None
+    memory = pf.allocate_fused_expert_output(tuple(rows.shape), x.dtype, x.device)
+    memory[:] = 3 * rows
+    output = torch.empty_like(x)
+    pf.finalize(output, memory, row_weights, local)
+    close(output, (3 if comm.rank == 0 else 6) * x)
+
+
+def test_outputs_in_memory_of_the_library():
+    run(2, in_library_memory)
+
+
 def on_input(bootstrap):
     comm = make_comm(bootstrap)
     w1, w2 = expert_weights()

@@ -84,6 +84,17 @@ class PrepareAndFinalize:
     def supports_deferred_moe_finalize(self) -> bool:
         return False
 
+    def allocate_fused_expert_output(self, shape: "tuple[int, ...]", dtype: torch.dtype, device: Any,
+                                     weight_and_reduce_impl: Any = None) -> "torch.Tensor | None":
+        """Memory for the kernel's sums from which they are combined without a copy, after prepare();
+        None where the library has none of this shape."""
+        handle = self._handles.get(self._micro_batch())
+        if handle is None or self._options.in_place:
+            return None
+        memory = handle.expert_output
+        fits = memory.shape == tuple(shape) and memory.dtype == dtype and memory.is_contiguous()
+        return memory if fits else None
+
     def prepare(self, a1: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor,
                 num_experts: int, expert_map: "torch.Tensor | None" = None,
                 apply_router_weight_on_input: bool = False, quant_config: Any = None,
