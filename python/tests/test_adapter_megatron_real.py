@@ -81,7 +81,8 @@ def real_layer(bootstrap, path):
             expert.linear_fc1.weight.copy_(fc1[e])
             expert.linear_fc2.weight.copy_(fc2[e])
     g = torch.Generator().manual_seed(7)
-    cases = [(torch.randn(3 + r, 2, HIDDEN, generator=g), torch.randn(3 + r, 2, HIDDEN, generator=g)) for r in range(size)]
+    cases = [(torch.randn(3 + r, 2, HIDDEN, generator=g), torch.randn(3 + r, 2, HIDDEN, generator=g))
+             for r in range(size)]
     parts = []
     for x, d_y in cases:
         leaves = [t.clone().requires_grad_() for t in (x, gate, fc1, fc2)]

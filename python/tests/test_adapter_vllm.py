@@ -27,7 +27,8 @@ def make_comm(bootstrap, **options):
 
 def expert_weights():
     g = torch.Generator().manual_seed(1)
-    return torch.randn(EXPERTS, 2 * INNER, HIDDEN, generator=g) / 3, torch.randn(EXPERTS, HIDDEN, INNER, generator=g) / 3
+    w1 = torch.randn(EXPERTS, 2 * INNER, HIDDEN, generator=g) / 3
+    return w1, torch.randn(EXPERTS, HIDDEN, INNER, generator=g) / 3
 
 
 def case(rank, tokens, topk=TOPK):

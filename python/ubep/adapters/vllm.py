@@ -40,15 +40,16 @@ class PrepareAndFinalize:
     """Of one layer, or of all that share `comm`.
 
     topk1: one row for each choice, ids and weights [rows, 1] without -1, for kernels that cannot skip
-    it. in_place: the kernel may write its sums over rows. global_ids: ids of the whole model for kernels with an expert map, instead of local ones.
-    micro_batch: which of several that are under way the calling thread is in; each has a dispatch
-    of its own. activation_format: what that property gives, vLLM's enumerator.
+    it. in_place: the kernel may write its sums over rows. global_ids: ids of the whole model, for
+    kernels with an expert map, instead of local ones. micro_batch: which of several that are under
+    way the calling thread is in; each has a dispatch of its own. activation_format: what that
+    property gives, vLLM's enumerator.
     moe_config, quant_config: kept, as the base class does.
     """
 
-    def __init__(self, comm: Communicator, *, topk1: bool = False, in_place: bool = False, global_ids: bool = False,
-                 micro_batch: "Callable[[], Any]" = lambda: 0, activation_format: Any = "standard",
-                 moe_config: Any = None, quant_config: Any = None) -> None:
+    def __init__(self, comm: Communicator, *, topk1: bool = False, in_place: bool = False,
+                 global_ids: bool = False, micro_batch: "Callable[[], Any]" = lambda: 0,
+                 activation_format: Any = "standard", moe_config: Any = None, quant_config: Any = None) -> None:
         self.comm = comm
         self.moe_config, self.quant_config = moe_config, quant_config
         self._options = DispatchOptions(layout="rank_major", contiguous=True, topk1=topk1, in_place=in_place)
