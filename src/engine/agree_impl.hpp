@@ -162,7 +162,8 @@ bool EngineImpl<F>::announced(Op& op, int q, Awaited word, bool quietly) {
   if (released) status.code = Code::mismatch;
   status.peer = static_cast<std::int16_t>(q);
   status.word = released ? Word::out : Word::none;
-  status.what = released ? "out (2 x epoch, + 1 = released before all outputs were published)" : "a word of";
+  status.what =
+      released ? "out (2 x epoch, + 1 = released before all outputs were published)" : "a word of";
   status.expected = word.value;
   status.seen = seen;
   fail(status);

@@ -114,7 +114,7 @@ class OverAllToAll(Exchange):
         dist.all_to_all_single(back, y, send, receive)
         outputs = torch.empty_like(back)
         outputs[order] = back
-        out = (outputs.view(*topk_idx.shape, -1) * topk_weights[:, :, None]).sum(1)
+        out = (outputs.view(*topk_idx.shape, hidden.shape[1]) * topk_weights[:, :, None]).sum(1)
         self.lap("combine")
         return out
 
