@@ -44,7 +44,8 @@ constexpr ElementFacts kElements[] = {
     {dtype_code::Bfloat, 16, "uint16"}, {dtype_code::Float, 16, "float16"},
     {dtype_code::Float, 32, "float32"}, {dtype_code::UInt, 8, "uint8"},
     {dtype_code::Int, 32, "int32"},     {dtype_code::Int, 64, "int64"},
-    {dtype_code::UInt, 64, "uint64"},   {dtype_code::Float, 64, "float64"}};
+    {dtype_code::UInt, 64, "uint64"},   {dtype_code::Float, 64, "float64"},
+    {dtype_code::Bool, 8, "bool"}};
 
 const ElementFacts& facts_of(Element element) {
   return kElements[static_cast<std::size_t>(element)];
@@ -97,7 +98,7 @@ constexpr int kNumpyNative = 0x200;
 constexpr int kNumpyWritable = 0x400;
 
 Element element_of_numpy(nb::handle object, char kind, int bytes) {
-  if (bytes == 1 && kind != 'b') return Element::u8;
+  if (bytes == 1) return kind == 'b' ? Element::b8 : Element::u8;
   if (kind == 'f') return element_of_code(dtype_code::Float, 8 * bytes, 1);
   if (kind == 'i') return element_of_code(dtype_code::Int, 8 * bytes, 1);
   if (kind == 'u') return element_of_code(dtype_code::UInt, 8 * bytes, 1);

@@ -17,7 +17,7 @@ namespace ubep::python {
 
 namespace nb = nanobind;
 
-enum class Element : std::uint8_t { bf16, fp16, fp32, u8, i32, i64, u64, fp64, other };
+enum class Element : std::uint8_t { bf16, fp16, fp32, u8, i32, i64, u64, fp64, b8, other };
 
 Element element_of(DType dtype);
 

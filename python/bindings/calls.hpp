@@ -22,6 +22,7 @@ void drop_ended(PyHandle& handle);
 struct RoutingCall {
   Array topk_idx;
   Array topk_weights;
+  Array active;
   Routing routing;
 };
 

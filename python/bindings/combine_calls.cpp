@@ -21,6 +21,7 @@ struct CombineCall {
 // Keyword arguments that few calls give.
 struct Extras {
   bool unweighted = false;
+  bool by_expert = false;
   nb::handle added;
 };
 
@@ -72,6 +73,7 @@ CombineCall take_call(PyHandle& h, nb::handle y, nb::handle out, const Extras& e
   call.args.out = writable_rows_of(array, "out");
   call.memory.push_back(std::move(array.keep));
   call.args.unweighted = extras.unweighted;
+  call.args.by_expert = extras.by_expert;
   take_added(call, extras.added);
   check_overlap(call.args, h, output);
   return call;
@@ -102,6 +104,11 @@ Status wait_for_dispatch(PyCommunicator& c, PyHandle& h,
 nb::object combine(PyCommunicator& c, nb::handle handle, nb::handle y, nb::handle out,
                    const Extras& extras) {
   const Turn turn(c, "combine");
+  if (extras.by_expert) {
+    throw Error(ErrorCode::invalid_argument,
+                "by_expert is set, expected only with start_combine(): combine() would wait for "
+                "publish()");
+  }
   PyHandle& h = handle_of(c, handle);
   check_lease(h);
   nb::object made = nb::none();
@@ -136,13 +143,24 @@ nb::object start_combine(PyCommunicator& c, nb::handle handle, nb::handle y, nb:
   return call.out;
 }
 
+void publish(PyCommunicator& c, nb::handle handle, int expert) {
+  const Turn turn(c, "publish", Turn::Kind::step);
+  PyHandle& h = handle_of(c, handle);
+  Status status;
+  {
+    const nb::gil_scoped_release released;
+    status = c.native.publish(h.parts.native, expert);
+  }
+  raise_unless_ok(status, handle);
+}
+
 // The limit of parameters is for people; what binds them has one for each keyword.
 template <nb::object (*Call)(PyCommunicator&, nb::handle, nb::handle, nb::handle, const Extras&)>
 nb::object with_keywords(PyCommunicator& c, nb::handle handle, const nb::args& rest,
                          const nb::kwargs& given) {
   nb::object y = nb::none();
   nb::object out = nb::none();
-  Extras extras{.unweighted = false, .added = nb::handle()};
+  Extras extras;
   nb::object added = nb::make_tuple();
   if (rest.size() > 1) {
     PyErr_SetString(PyExc_TypeError, "combine() takes handle and y, the rest by name");
@@ -157,6 +175,8 @@ nb::object with_keywords(PyCommunicator& c, nb::handle handle, const nb::args& r
       out = nb::borrow(value);
     } else if (keyword == "unweighted") {
       extras.unweighted = nb::cast<bool>(value);
+    } else if (keyword == "by_expert") {
+      extras.by_expert = bool_argument(value, "by_expert");
     } else if (keyword == "added") {
       added = nb::borrow(value);
     } else {
@@ -174,12 +194,12 @@ nb::object with_keywords(PyCommunicator& c, nb::handle handle, const nb::args& r
 #define UBEP_COMBINE                                                     \
   "handle: Handle, y: " UBEP_ARRAY " | None = None, *, out: " UBEP_ARRAY \
   " | None = None, "                                                     \
-  "unweighted: bool = False, added: collections.abc.Sequence[" UBEP_ARRAY "] = ()) -> typing.Any"
+  "unweighted: bool = False, added: collections.abc.Sequence[" UBEP_ARRAY "] = ()"
 
 void bind_combine_calls(CommunicatorClass& communicator) {
   communicator
       .def("combine", with_keywords<combine>, "handle"_a, "args"_a, "kwargs"_a,
-           nb::sig("def combine(self, " UBEP_COMBINE),
+           nb::sig("def combine(self, " UBEP_COMBINE ") -> typing.Any"),
            "Brings expert outputs back, one sum per token, and ends the lease.\n\n"
            "y: [num_rows, hidden] by received row, of float32, bfloat16 or float16 (weighting\n"
            "'owner': [expert rows, hidden]); None = they were written to handle.expert_output.\n"
@@ -188,8 +208,15 @@ void bind_combine_calls(CommunicatorClass& communicator) {
            "added: up to two matrices like out that are added before the one rounding.\n"
            "Returns out. Raises as dispatch; the exception has `handle`, and `out` where known.")
       .def("start_combine", with_keywords<start_combine>, "handle"_a, "args"_a, "kwargs"_a,
-           nb::sig("def start_combine(self, " UBEP_COMBINE),
-           "The same without waiting; the result is there once wait(handle) returned.");
+           nb::sig("def start_combine(self, " UBEP_COMBINE
+                   ", by_expert: bool = False) -> typing.Any"),
+           "The same without waiting; the result is there once wait(handle) returned. by_expert:\n"
+           "expert layouts; outputs are not complete yet, publish() announces each local expert's.")
+      .def("publish", publish, "handle"_a, "expert"_a,
+           nb::sig("def publish(self, handle: Handle, expert: int) -> None"),
+           "After start_combine(by_expert=True), once for each local expert in any order: its\n"
+           "outputs are complete. Threads may call it, beside step() and wait(). Raises\n"
+           "InvalidArgument, Misuse, and Mismatch or Corrupt of a communicator that failed.");
 }
 
 }  // namespace ubep::python

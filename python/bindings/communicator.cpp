@@ -109,6 +109,7 @@ std::shared_ptr<PyCommunicator> create(const Bootstrap& bootstrap, const nb::kwa
   const milliseconds timeout = timeout_of(options);
   options.timeout = std::min(timeout, kSlice);
   auto made = std::make_shared<PyCommunicator>(join(bootstrap, options));
+  made->options = options;
   made->timeout = timeout;
   auto& all = communicators();
   std::erase_if(all, [](const auto& known) { return known.expired(); });
@@ -148,6 +149,45 @@ void wait(PyCommunicator& c, nb::handle handle, nb::handle timeout) {
   } catch (nb::python_error& error) {
     raise_with_handle(std::move(error), handle);
   }
+}
+
+bool poll_expert(PyCommunicator& c, nb::handle handle, int expert) {
+  const Turn turn(c, "poll_expert", Turn::Kind::step);
+  const Status status = c.native.poll_expert(handle_of(c, handle).parts.native, expert);
+  if (status.code == Code::not_ready) return false;
+  raise_unless_ok(status, handle);
+  return true;
+}
+
+void wait_expert(PyCommunicator& c, nb::handle handle, int expert, nb::handle timeout) {
+  const Turn turn(c, "wait_expert", Turn::Kind::wait);
+  PyHandle& h = handle_of(c, handle);
+  const milliseconds limit = timeout.is_none() ? c.timeout : seconds_argument(timeout, "timeout");
+  try {
+    const auto until = std::chrono::steady_clock::now() + limit;
+    raise_unless_ok(wait_in_slices(until,
+                                   [&](std::chrono::steady_clock::time_point slice) {
+                                     return c.native.wait_expert(h.parts.native, expert, slice);
+                                   }),
+                    handle);
+  } catch (nb::python_error& error) {
+    raise_with_handle(std::move(error), handle);
+  }
+}
+
+std::vector<int> local_experts(const PyCommunicator& c) {
+  const CommunicatorOptions& o = c.options;
+  const int size = c.native.size();
+  const int rank = c.native.rank();
+  const int more = o.num_experts % size;
+  const int first = rank * (o.num_experts / size) + std::min(rank, more);
+  std::vector<int> found;
+  for (int e = 0; e < o.num_experts; ++e) {
+    const bool mine = o.expert_rank.empty() ? e >= first && e < first + c.native.num_local_experts()
+                                            : o.expert_rank[static_cast<std::size_t>(e)] == rank;
+    if (mine) found.push_back(e);
+  }
+  return found;
 }
 
 void release(PyCommunicator& c, nb::handle handle) {
@@ -236,11 +276,24 @@ void bind_creation(CommunicatorClass& communicator) {
           nb::sig("def __exit__(self, *args: object) -> None"));
 }
 
+#define UBEP_GIVEN(field, text) \
+  def_prop_ro(                  \
+      #field, [](const PyCommunicator& c) { return c.options.field; }, text)
+
 void bind_facts(CommunicatorClass& communicator) {
   communicator.def_prop_ro("rank", [](const PyCommunicator& c) { return c.native.rank(); })
       .def_prop_ro("size", [](const PyCommunicator& c) { return c.native.size(); })
       .def_prop_ro("num_local_experts",
                    [](const PyCommunicator& c) { return c.native.num_local_experts(); })
+      .def_prop_ro("local_experts", local_experts,
+                   "Global ids of this rank's experts; the i-th has the local id i.")
+      .UBEP_GIVEN(num_experts, "Of all ranks.")
+      .UBEP_GIVEN(max_tokens, "Of one rank in one dispatch.")
+      .UBEP_GIVEN(max_topk, "Most choices of a token.")
+      .UBEP_GIVEN(max_hidden, "With max_dtype the largest row.")
+      .UBEP_GIVEN(max_dtype, "With max_hidden the largest row.")
+      .UBEP_GIVEN(slots, "Dispatches in flight.")
+      .UBEP_GIVEN(expert_capacity, "Most rows of a local expert in expert_padded; 0 = not used.")
       .def_prop_ro("facts", [](const PyCommunicator& c) { return c.native.facts(); })
       .def_prop_ro("memory", [](const PyCommunicator& c) { return c.native.memory(); })
       .def_prop_ro(
@@ -260,6 +313,16 @@ void bind_progress(CommunicatorClass& communicator) {
            nb::sig("def wait(self, handle: Handle, timeout: float | None = None) -> None"),
            "Until the handle's latest operation is complete; `timeout` in seconds. Timeout and\n"
            "KeyboardInterrupt leave it pending.")
+      .def("poll_expert", poll_expert, "handle"_a, "expert"_a,
+           nb::sig("def poll_expert(self, handle: Handle, expert: int) -> bool"),
+           "After a dispatch with by_expert: whether the rows of the local expert are here, often\n"
+           "before the dispatch is complete; received and expert_output may then be read, for the\n"
+           "rows of such experts. Threads may call it. Raises what the dispatch ended with,\n"
+           "InvalidArgument and Misuse.")
+      .def("wait_expert", wait_expert, "handle"_a, "expert"_a, "timeout"_a.none() = nb::none(),
+           nb::sig("def wait_expert(self, handle: Handle, expert: int, "
+                   "timeout: float | None = None) -> None"),
+           "Until poll_expert() is true; as wait().")
       .def("release", release, "handle"_a, nb::sig("def release(self, handle: Handle) -> None"),
            "Ends the lease without a combine.")
       .def("input", input, "num_tokens"_a, "hidden"_a, "dtype"_a, "torch"_a = false,
@@ -294,7 +357,8 @@ void bind_communicator(nb::module_& module) {
   CommunicatorClass communicator(
       module, "Communicator", nb::is_weak_referenceable(),
       "A fixed set of ranks that exchange tokens. All ranks start operations in the same order;\n"
-      "one thread at a time calls it, but for step(), poll() and wait().");
+      "one thread at a time calls it, but for step(), poll(), poll_expert(), publish() and "
+      "wait().");
   bind_creation(communicator);
   bind_facts(communicator);
   bind_dispatch_calls(communicator);

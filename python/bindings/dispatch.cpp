@@ -33,6 +33,7 @@ constexpr Field<DispatchOptions> kFields[] = {
     UBEP_FIELD(mapped_view, bool_argument),
     UBEP_FIELD(expert_alignment, int_argument),
     UBEP_FIELD(expert_capacity, int_argument),
+    UBEP_FIELD(by_expert, bool_argument),
     UBEP_FIELD(quant, enum_argument<Quant>),
 };
 #undef UBEP_FIELD
@@ -55,8 +56,16 @@ std::int64_t element_bytes(const Received& r) {
   return r.quant == Quant::none ? static_cast<std::int64_t>(size_of(r.dtype)) : 1;
 }
 
+// Rows in the caller's tensor, and rows that are combined in place.
 bool may_write(const PyReceived& self, const Received& r) {
-  return r.base == self.handle->parts.native.expert_output().data;
+  return self.handle->has_rows_in_out(r) ||
+         r.base == self.handle->parts.native.expert_output().data;
+}
+
+// What a view of the rows keeps alive.
+nb::object keeper(const PyReceived& self, const Received& r) {
+  if (!self.handle->has_rows_in_out(r)) return self.owner;
+  return nb::make_tuple(self.owner, self.handle->parts.out);
 }
 
 nb::any rows(const PyReceived& self) {
@@ -67,7 +76,7 @@ nb::any rows(const PyReceived& self) {
                       {r.stride_bytes / element_bytes(r), 1},
                       element_of(r),
                       may_write(self, r)},
-                     self.owner, self.handle->torch);
+                     keeper(self, r), self.handle->torch);
 }
 
 nb::any blocks(const PyReceived& self) {
@@ -139,7 +148,7 @@ nb::any table(const PyReceived& self, std::span<const T> values) {
   View view{values.data(), {size}, {}, element_type<T>(), true};
   const Received& r = self.get();
   const bool is_matrix = r.layout == Layout::rank_major && !self.handle->topk1;
-  if (is_matrix) view.shape = {r.num_rows, r.topk};
+  if (is_matrix) view.shape = {size / r.topk, r.topk};
   return export_copy(view, self.handle->torch);
 }
 
@@ -252,7 +261,8 @@ void bind_received(nb::module_& module) {
       .UBEP_COPY(expert_offsets)
       .def_prop_ro(
           "topk_idx", [](const PyReceived& self) { return table(self, self.get().topk_idx); },
-          "rank_major: int32 [N, K] local expert ids, -1 = not here ([N] for topk1).")
+          "rank_major: int32 [N, K] local expert ids, -1 = not here ([N] for topk1). N is the\n"
+          "number of rows of `out` where rows went there.")
       .def_prop_ro(
           "topk_weights",
           [](const PyReceived& self) { return table(self, self.get().topk_weights); },
@@ -279,7 +289,7 @@ void bind_dispatch(nb::module_& module) {
               "reduction: Reduction | str = ..., weighting: Weighting | str = ..., "
               "topk1: bool = False, in_place: bool = False, contiguous: bool = False, "
               "mapped_view: bool = False, expert_alignment: int = 1, expert_capacity: int = 0, "
-              "quant: Quant | str = ...) -> None"));
+              "by_expert: bool = False, quant: Quant | str = ...) -> None"));
   options.def("__getattr__", [](const DispatchOptions& self, const char* name) -> nb::object {
     const auto* field = find_field(dispatch_fields(), name);
     if (field == nullptr) throw nb::attribute_error(name);

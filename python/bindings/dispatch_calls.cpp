@@ -55,7 +55,7 @@ std::span<const To> dense(const Array& a, std::vector<To>& copy) {
   return copy;
 }
 
-void take_routing(PyCommunicator& c, RoutingCall& call) {
+void take_choices(PyCommunicator& c, RoutingCall& call) {
   const Array& idx = call.topk_idx;
   const Array& weights = call.topk_weights;
   check_matrix(idx, "topk_idx");
@@ -77,6 +77,32 @@ void take_routing(PyCommunicator& c, RoutingCall& call) {
   call.routing.topk = static_cast<int>(std::min<std::int64_t>(idx.shape[1], INT32_MAX));
 }
 
+// One byte a token, side by side: the array's own memory where it is so, else a copy.
+void take_active(PyCommunicator& c, RoutingCall& call, nb::handle given, std::int64_t num_tokens) {
+  if (given.is_none()) return;
+  call.active = import_array(given, "active");
+  const Array& a = call.active;
+  if (a.element != Element::b8 && a.element != Element::u8) {
+    refuse_dtype(a, "active", "bool or uint8");
+  }
+  if (a.ndim != 1 || a.shape[0] != num_tokens) {
+    throw Error(ErrorCode::invalid_argument,
+                "active has " + std::to_string(a.ndim) + " dimensions, the first of " +
+                    std::to_string(a.ndim > 0 ? a.shape[0] : 0) + ", expected [" +
+                    std::to_string(num_tokens) + "] as x has tokens");
+  }
+  const auto size = static_cast<std::size_t>(num_tokens);
+  if (a.stride[0] == 1 || num_tokens <= 1) {
+    call.routing.active = {reinterpret_cast<const std::uint8_t*>(a.data), size};
+    return;
+  }
+  c.active.resize(size);
+  for (std::size_t i = 0; i < size; ++i) {
+    c.active[i] = static_cast<std::uint8_t>(a.data[static_cast<std::int64_t>(i) * a.stride[0]]);
+  }
+  call.routing.active = c.active;
+}
+
 // What a dispatch was given, ready for the native call.
 struct DispatchCall {
   DispatchOptions options;
@@ -87,8 +113,16 @@ struct DispatchCall {
   std::vector<std::string> names;
   std::vector<Payload> payloads;
   std::vector<Keep> payload_memory;
+  nb::object active = nb::none();
+  nb::object out = nb::none();
+  Rows out_rows;
+  Keep out_memory;
 
-  Input input() const { return {rows, payloads}; }
+  Input input() const {
+    Input made(rows, payloads);
+    made.out = out_rows;
+    return made;
+  }
 };
 
 Payload payload_of(Array& array, const std::string& name) {
@@ -127,6 +161,13 @@ void take_payloads(DispatchCall& call, nb::handle given) {
   }
 }
 
+void take_out(DispatchCall& call) {
+  if (call.out.is_none()) return;
+  Array array = import_array(call.out, "out");
+  call.out_rows = writable_rows_of(array, "out");
+  call.out_memory = std::move(array.keep);
+}
+
 // Keywords of the call itself are taken out; the rest are options of the dispatch.
 DispatchCall take_call(nb::handle x, const nb::kwargs& given, const char* name) {
   DispatchCall call;
@@ -145,6 +186,10 @@ DispatchCall take_call(nb::handle x, const nb::kwargs& given, const char* name) 
       call.handle = nb::borrow(value);
     } else if (std::strcmp(keyword, "payloads") == 0) {
       payloads = value;
+    } else if (std::strcmp(keyword, "active") == 0) {
+      call.active = nb::borrow(value);
+    } else if (std::strcmp(keyword, "out") == 0) {
+      call.out = nb::borrow(value);
     } else if (std::strcmp(keyword, "options") != 0) {
       refuse_keyword(name, keyword);
     }
@@ -152,8 +197,19 @@ DispatchCall take_call(nb::handle x, const nb::kwargs& given, const char* name) 
   call.x = import_array(x, "x");
   call.rows = rows_of(call.x, "x");
   take_payloads(call, payloads);
+  take_out(call);
   if (call.handle.is_none()) call.handle = nb::cast(new PyHandle, nb::rv_policy::take_ownership);
   return call;
+}
+
+RoutingCall take_routing(PyCommunicator& c, nb::handle topk_idx, nb::handle topk_weights,
+                         const DispatchCall& call) {
+  RoutingCall routing;
+  routing.topk_idx = import_array(topk_idx, "topk_idx");
+  routing.topk_weights = import_array(topk_weights, "topk_weights");
+  take_choices(c, routing);
+  take_active(c, routing, call.active, call.rows.num_rows);
+  return routing;
 }
 
 void take_handle(PyCommunicator& c, DispatchCall& call) {
@@ -167,6 +223,9 @@ void give_memory(DispatchCall& call) {
   PyHandle& h = *call.h;
   h.parts.x = std::move(call.x.keep);
   h.parts.payloads = std::move(call.payload_memory);
+  h.parts.out = call.out.is_none() ? nb::object() : call.out;
+  h.parts.out_memory = std::move(call.out_memory);
+  h.out_data = call.out_rows.data;
   h.num_tokens = call.rows.num_rows;
   h.torch = call.x.torch;
   h.topk1 = call.options.topk1;
@@ -199,9 +258,7 @@ nb::object dispatch(nb::handle_t<PyCommunicator> self, nb::handle x, nb::handle 
   auto& c = nb::cast<PyCommunicator&>(self);
   const Turn turn(c, "dispatch");
   DispatchCall call = take_call(x, given, "dispatch");
-  RoutingCall routing{
-      import_array(topk_idx, "topk_idx"), import_array(topk_weights, "topk_weights"), {}};
-  take_routing(c, routing);
+  const RoutingCall routing = take_routing(c, topk_idx, topk_weights, call);
   take_handle(c, call);
   give_memory(call);
   Handle& native = call.h->parts.native;
@@ -219,9 +276,7 @@ nb::object start_dispatch(nb::handle_t<PyCommunicator> self, nb::handle x, nb::h
   auto& c = nb::cast<PyCommunicator&>(self);
   const Turn turn(c, "start_dispatch");
   DispatchCall call = take_call(x, given, "start_dispatch");
-  RoutingCall routing{
-      import_array(topk_idx, "topk_idx"), import_array(topk_weights, "topk_weights"), {}};
-  take_routing(c, routing);
+  const RoutingCall routing = take_routing(c, topk_idx, topk_weights, call);
   take_handle(c, call);
   give_memory(call);
   Status status;
@@ -243,7 +298,7 @@ CachedCall take_cached(PyCommunicator& c, nb::handle x, nb::handle cached,
   CachedCall found{take_call(x, given, "cached dispatch"), &handle_of(c, cached).parts.native};
   for (const auto [key, value] : given) {
     const char* keyword = nb::borrow<nb::str>(key).c_str();
-    if (find_field(dispatch_fields(), keyword) != nullptr) {
+    if (find_field(dispatch_fields(), keyword) != nullptr || std::strcmp(keyword, "active") == 0) {
       refuse_keyword("cached dispatch", keyword);
     }
   }
@@ -330,9 +385,7 @@ nb::object run_layer(nb::handle_t<PyCommunicator> self, nb::handle x, nb::handle
   LayerCall made = take_layer(c, x, given);
   DispatchCall& call = made.call;
   PyHandle& h = *call.h;
-  RoutingCall routing{
-      import_array(topk_idx, "topk_idx"), import_array(topk_weights, "topk_weights"), {}};
-  take_routing(c, routing);
+  const RoutingCall routing = take_routing(c, topk_idx, topk_weights, call);
   made.layer.experts = [&](Handle&) {
     const nb::gil_scoped_acquire gil;
     made.experts(call.handle);
@@ -392,36 +445,50 @@ void drop_ended(PyHandle& handle) {
   if (handle.parts.native.holds_lease()) return;
   handle.parts.x = Keep();
   handle.parts.payloads.clear();
+  handle.parts.out.reset();
+  handle.parts.out_memory = Keep();
   handle.parts.combine.clear();
 }
 
 #define UBEP_ARRAYS "x: " UBEP_ARRAY ", topk_idx: " UBEP_ARRAY ", topk_weights: " UBEP_ARRAY ""
 #define UBEP_OPTIONS                                                                             \
-  "handle: Handle | None = None, payloads: dict[str, " UBEP_ARRAY                                \
+  "active: " UBEP_ARRAY                                                                          \
+  " | None = None, handle: Handle | None = None, "                                               \
+  "payloads: dict[str, " UBEP_ARRAY                                                              \
   "] | None = None, "                                                                            \
   "options: DispatchOptions | None = None, layout: Layout | str = ..., path: Path | str = ..., " \
   "reduction: Reduction | str = ..., weighting: Weighting | str = ..., topk1: bool = False, "    \
   "in_place: bool = False, contiguous: bool = False, mapped_view: bool = False, "                \
-  "expert_alignment: int = 1, expert_capacity: int = 0, quant: Quant | str = ..."
-#define UBEP_CACHED                                     \
-  "x: " UBEP_ARRAY                                      \
-  ", cached: Handle, *, handle: Handle | None = None, " \
+  "expert_alignment: int = 1, expert_capacity: int = 0, by_expert: bool = False, "               \
+  "quant: Quant | str = ..."
+#define UBEP_OUT "out: " UBEP_ARRAY " | None = None, "
+#define UBEP_CACHED                                 \
+  "x: " UBEP_ARRAY ", cached: Handle, *, " UBEP_OUT \
+  "handle: Handle | None = None, "                  \
   "payloads: dict[str, " UBEP_ARRAY "] | None = None) -> Handle"
 
 void bind_dispatch_calls(CommunicatorClass& communicator) {
   communicator
       .def("dispatch", dispatch, "x"_a, "topk_idx"_a, "topk_weights"_a, "kwargs"_a,
-           nb::sig("def dispatch(self, " UBEP_ARRAYS ", *, " UBEP_OPTIONS ") -> Handle"),
+           nb::sig("def dispatch(self, " UBEP_ARRAYS ", *, " UBEP_OUT UBEP_OPTIONS ") -> Handle"),
            "Sends x [num_tokens, hidden] to the owners of its experts and waits for all rows.\n\n"
            "x: rows of bfloat16, float16, float32, or of bytes (uint8, int8, 8-bit floats); the\n"
            "elements of a row side by side. It must stay unchanged until the lease ends.\n"
            "topk_idx: int32 or int64 [num_tokens, topk], -1 = none. topk_weights: float32.\n"
+           "active: bool or uint8 [num_tokens]; a token with 0 takes no part, whatever its "
+           "choices.\n"
            "handle: one to use again. payloads: bytes that travel with each token, [num_tokens, "
            "..].\n"
+           "out: where received rows are written, [rows, hidden] of x's dtype, apart from x; "
+           "expert\n"
+           "layouts and contiguous, without quant, payloads and in_place. If more rows come than\n"
+           "it has, NoCapacity is raised, and the rows are in the library's memory: nothing is "
+           "lost.\n"
            "Raises InvalidArgument, Misuse, SlotBusy, NoCapacity, Timeout, PeerLost, Mismatch,\n"
            "Corrupt; the exception's `handle` goes on where a signal or a timeout interrupted.")
       .def("start_dispatch", start_dispatch, "x"_a, "topk_idx"_a, "topk_weights"_a, "kwargs"_a,
-           nb::sig("def start_dispatch(self, " UBEP_ARRAYS ", *, " UBEP_OPTIONS ") -> Handle"),
+           nb::sig("def start_dispatch(self, " UBEP_ARRAYS ", *, " UBEP_OUT UBEP_OPTIONS
+                   ") -> Handle"),
            "The same without waiting. NotReady, SlotBusy and NoCapacity publish nothing: step()\n"
            "and try again.")
       .def(
@@ -431,15 +498,16 @@ void bind_dispatch_calls(CommunicatorClass& communicator) {
           "handle of the same dispatch. `handle` may be `cached`.")
       .def("start_dispatch_cached", start_dispatch_cached, "x"_a, "cached"_a, "kwargs"_a,
            nb::sig("def start_dispatch_cached(self, " UBEP_CACHED), "The same without waiting.")
-      .def("run_layer", run_layer, "x"_a, "topk_idx"_a, "topk_weights"_a, "kwargs"_a,
-           nb::sig("def run_layer(self, " UBEP_ARRAYS
-                   ", *, experts: collections.abc.Callable[[Handle], object], "
-                   "out: " UBEP_ARRAY " | None = None, " UBEP_OPTIONS ") -> typing.Any"),
-           "A layer of any number of tokens in rounds of max_tokens. experts(handle) is called "
-           "once\n"
-           "a round; it reads handle.received and writes handle.expert_output. Returns `out`,\n"
-           "[num_tokens, hidden]. After Timeout, SlotBusy, a signal or an exception of `experts`\n"
-           "the same call with the same x, out and handle goes on where it was.");
+      .def(
+          "run_layer", run_layer, "x"_a, "topk_idx"_a, "topk_weights"_a, "kwargs"_a,
+          nb::sig("def run_layer(self, " UBEP_ARRAYS
+                  ", *, experts: collections.abc.Callable[[Handle], object], " UBEP_OUT UBEP_OPTIONS
+                  ") -> typing.Any"),
+          "A layer of any number of tokens in rounds of max_tokens. experts(handle) is called "
+          "once\n"
+          "a round; it reads handle.received and writes handle.expert_output. Returns `out`,\n"
+          "[num_tokens, hidden]. After Timeout, SlotBusy, a signal or an exception of `experts`\n"
+          "the same call with the same x, out and handle goes on where it was.");
 }
 
 }  // namespace ubep::python

@@ -1,6 +1,5 @@
 #include "state.hpp"
 
-#include <algorithm>
 #include <string>
 
 #include "ubep/status.hpp"
@@ -39,16 +38,9 @@ PyHandle::~PyHandle() {
 
 Status wait_until(PyCommunicator& communicator, Handle& handle,
                   std::chrono::steady_clock::time_point until) {
-  for (;;) {
-    const auto slice = std::min(std::chrono::steady_clock::now() + kSlice, until);
-    Status status;
-    {
-      const nb::gil_scoped_release released;
-      status = communicator.native.wait(handle, slice);
-    }
-    if (status.code != Code::timeout || slice == until) return status;
-    if (PyErr_CheckSignals() != 0) throw nb::python_error();
-  }
+  return wait_in_slices(until, [&](std::chrono::steady_clock::time_point slice) {
+    return communicator.native.wait(handle, slice);
+  });
 }
 
 }  // namespace ubep::python

@@ -4,6 +4,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -25,6 +26,8 @@ struct PyHandle;
 struct HandleParts {
   // Before the handle, so that it outlives it.
   Keep x;
+  nb::object out;  // received rows, where the caller gave memory for them
+  Keep out_memory;
   std::vector<Keep> payloads;
   std::vector<Keep> combine;  // y, out, added
   Handle native;
@@ -34,10 +37,12 @@ struct PyCommunicator : std::enable_shared_from_this<PyCommunicator> {
   explicit PyCommunicator(Communicator made) : native(std::move(made)) {}
 
   Communicator native;
+  CommunicatorOptions options;  // as they were given
   LaneClock clock;
   std::chrono::milliseconds timeout{};
   std::vector<std::int32_t> topk_idx;  // of the call that is made, where they had to be copied
   std::vector<float> topk_weights;
+  std::vector<std::uint8_t> active;
   // Handles that were dropped while a thread was in a call.
   std::vector<HandleParts> dropped;
   int steppers = 0;
@@ -73,11 +78,32 @@ struct PyHandle {
   bool torch = false;
   bool topk1 = false;      // of the dispatch's options
   std::int64_t token = 0;  // names the handle where only tensors are passed on
+  const void* out_data = nullptr;
+
+  bool has_rows_in_out(const Received& r) const {
+    return parts.out.is_valid() && r.base == out_data;
+  }
 };
 
 // Waits in slices, without the GIL, and throws what a signal's handler raised in between.
 Status wait_until(PyCommunicator& communicator, Handle& handle,
                   std::chrono::steady_clock::time_point until);
+
+// Calls `wait(slice)` without the GIL until it is done or `until` has come, and throws what a
+// signal's handler raised in between.
+template <class Wait>
+Status wait_in_slices(std::chrono::steady_clock::time_point until, Wait wait) {
+  for (;;) {
+    const auto slice = std::min(std::chrono::steady_clock::now() + kSlice, until);
+    Status status;
+    {
+      const nb::gil_scoped_release released;
+      status = wait(slice);
+    }
+    if (status.code != Code::timeout || slice == until) return status;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+  }
+}
 
 // Nothing where the status is ok; else throws the Python exception of its code, with the
 // handle and the result as far as they are known.

@@ -252,7 +252,7 @@ class DispatchOptions:
     Enumerations are given as members or by name.
     """
 
-    def __init__(self, *, layout: Layout | str = ..., path: Path | str = ..., reduction: Reduction | str = ..., weighting: Weighting | str = ..., topk1: bool = False, in_place: bool = False, contiguous: bool = False, mapped_view: bool = False, expert_alignment: int = 1, expert_capacity: int = 0, quant: Quant | str = ...) -> None: ...
+    def __init__(self, *, layout: Layout | str = ..., path: Path | str = ..., reduction: Reduction | str = ..., weighting: Weighting | str = ..., topk1: bool = False, in_place: bool = False, contiguous: bool = False, mapped_view: bool = False, expert_alignment: int = 1, expert_capacity: int = 0, by_expert: bool = False, quant: Quant | str = ...) -> None: ...
 
     def __getattr__(self, arg: str, /) -> object: ...
 
@@ -357,7 +357,8 @@ class Received:
     @property
     def topk_idx(self) -> Any:
         """
-        rank_major: int32 [N, K] local expert ids, -1 = not here ([N] for topk1).
+        rank_major: int32 [N, K] local expert ids, -1 = not here ([N] for topk1). N is the
+        number of rows of `out` where rows went there.
         """
 
     @property
@@ -422,7 +423,7 @@ class Handle:
 class Communicator:
     """
     A fixed set of ranks that exchange tokens. All ranks start operations in the same order;
-    one thread at a time calls it, but for step(), poll() and wait().
+    one thread at a time calls it, but for step(), poll(), poll_expert(), publish() and wait().
     """
 
     @staticmethod
@@ -454,6 +455,38 @@ class Communicator:
     def num_local_experts(self) -> int: ...
 
     @property
+    def local_experts(self) -> list[int]:
+        """Global ids of this rank's experts; the i-th has the local id i."""
+
+    @property
+    def num_experts(self) -> int:
+        """Of all ranks."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Of one rank in one dispatch."""
+
+    @property
+    def max_topk(self) -> int:
+        """Most choices of a token."""
+
+    @property
+    def max_hidden(self) -> int:
+        """With max_dtype the largest row."""
+
+    @property
+    def max_dtype(self) -> DType:
+        """With max_hidden the largest row."""
+
+    @property
+    def slots(self) -> int:
+        """Dispatches in flight."""
+
+    @property
+    def expert_capacity(self) -> int:
+        """Most rows of a local expert in expert_padded; 0 = not used."""
+
+    @property
     def facts(self) -> CommunicatorFacts: ...
 
     @property
@@ -463,34 +496,38 @@ class Communicator:
     def timeout(self) -> float:
         """Seconds that a waiting call takes at most."""
 
-    def dispatch(self, x: numpy.typing.ArrayLike, topk_idx: numpy.typing.ArrayLike, topk_weights: numpy.typing.ArrayLike, *, handle: Handle | None = None, payloads: dict[str, numpy.typing.ArrayLike] | None = None, options: DispatchOptions | None = None, layout: Layout | str = ..., path: Path | str = ..., reduction: Reduction | str = ..., weighting: Weighting | str = ..., topk1: bool = False, in_place: bool = False, contiguous: bool = False, mapped_view: bool = False, expert_alignment: int = 1, expert_capacity: int = 0, quant: Quant | str = ...) -> Handle:
+    def dispatch(self, x: numpy.typing.ArrayLike, topk_idx: numpy.typing.ArrayLike, topk_weights: numpy.typing.ArrayLike, *, out: numpy.typing.ArrayLike | None = None, active: numpy.typing.ArrayLike | None = None, handle: Handle | None = None, payloads: dict[str, numpy.typing.ArrayLike] | None = None, options: DispatchOptions | None = None, layout: Layout | str = ..., path: Path | str = ..., reduction: Reduction | str = ..., weighting: Weighting | str = ..., topk1: bool = False, in_place: bool = False, contiguous: bool = False, mapped_view: bool = False, expert_alignment: int = 1, expert_capacity: int = 0, by_expert: bool = False, quant: Quant | str = ...) -> Handle:
         """
         Sends x [num_tokens, hidden] to the owners of its experts and waits for all rows.
 
         x: rows of bfloat16, float16, float32, or of bytes (uint8, int8, 8-bit floats); the
         elements of a row side by side. It must stay unchanged until the lease ends.
         topk_idx: int32 or int64 [num_tokens, topk], -1 = none. topk_weights: float32.
+        active: bool or uint8 [num_tokens]; a token with 0 takes no part, whatever its choices.
         handle: one to use again. payloads: bytes that travel with each token, [num_tokens, ..].
+        out: where received rows are written, [rows, hidden] of x's dtype, apart from x; expert
+        layouts and contiguous, without quant, payloads and in_place. If more rows come than
+        it has, NoCapacity is raised, and the rows are in the library's memory: nothing is lost.
         Raises InvalidArgument, Misuse, SlotBusy, NoCapacity, Timeout, PeerLost, Mismatch,
         Corrupt; the exception's `handle` goes on where a signal or a timeout interrupted.
         """
 
-    def start_dispatch(self, x: numpy.typing.ArrayLike, topk_idx: numpy.typing.ArrayLike, topk_weights: numpy.typing.ArrayLike, *, handle: Handle | None = None, payloads: dict[str, numpy.typing.ArrayLike] | None = None, options: DispatchOptions | None = None, layout: Layout | str = ..., path: Path | str = ..., reduction: Reduction | str = ..., weighting: Weighting | str = ..., topk1: bool = False, in_place: bool = False, contiguous: bool = False, mapped_view: bool = False, expert_alignment: int = 1, expert_capacity: int = 0, quant: Quant | str = ...) -> Handle:
+    def start_dispatch(self, x: numpy.typing.ArrayLike, topk_idx: numpy.typing.ArrayLike, topk_weights: numpy.typing.ArrayLike, *, out: numpy.typing.ArrayLike | None = None, active: numpy.typing.ArrayLike | None = None, handle: Handle | None = None, payloads: dict[str, numpy.typing.ArrayLike] | None = None, options: DispatchOptions | None = None, layout: Layout | str = ..., path: Path | str = ..., reduction: Reduction | str = ..., weighting: Weighting | str = ..., topk1: bool = False, in_place: bool = False, contiguous: bool = False, mapped_view: bool = False, expert_alignment: int = 1, expert_capacity: int = 0, by_expert: bool = False, quant: Quant | str = ...) -> Handle:
         """
         The same without waiting. NotReady, SlotBusy and NoCapacity publish nothing: step()
         and try again.
         """
 
-    def dispatch_cached(self, x: numpy.typing.ArrayLike, cached: Handle, *, handle: Handle | None = None, payloads: dict[str, numpy.typing.ArrayLike] | None = None) -> Handle:
+    def dispatch_cached(self, x: numpy.typing.ArrayLike, cached: Handle, *, out: numpy.typing.ArrayLike | None = None, handle: Handle | None = None, payloads: dict[str, numpy.typing.ArrayLike] | None = None) -> Handle:
         """
         Sends x with routing and options of `cached`, whose dispatch completed; on all ranks a
         handle of the same dispatch. `handle` may be `cached`.
         """
 
-    def start_dispatch_cached(self, x: numpy.typing.ArrayLike, cached: Handle, *, handle: Handle | None = None, payloads: dict[str, numpy.typing.ArrayLike] | None = None) -> Handle:
+    def start_dispatch_cached(self, x: numpy.typing.ArrayLike, cached: Handle, *, out: numpy.typing.ArrayLike | None = None, handle: Handle | None = None, payloads: dict[str, numpy.typing.ArrayLike] | None = None) -> Handle:
         """The same without waiting."""
 
-    def run_layer(self, x: numpy.typing.ArrayLike, topk_idx: numpy.typing.ArrayLike, topk_weights: numpy.typing.ArrayLike, *, experts: Callable[[Handle], object], out: numpy.typing.ArrayLike | None = None, handle: Handle | None = None, payloads: dict[str, numpy.typing.ArrayLike] | None = None, options: DispatchOptions | None = None, layout: Layout | str = ..., path: Path | str = ..., reduction: Reduction | str = ..., weighting: Weighting | str = ..., topk1: bool = False, in_place: bool = False, contiguous: bool = False, mapped_view: bool = False, expert_alignment: int = 1, expert_capacity: int = 0, quant: Quant | str = ...) -> Any:
+    def run_layer(self, x: numpy.typing.ArrayLike, topk_idx: numpy.typing.ArrayLike, topk_weights: numpy.typing.ArrayLike, *, experts: Callable[[Handle], object], out: numpy.typing.ArrayLike | None = None, active: numpy.typing.ArrayLike | None = None, handle: Handle | None = None, payloads: dict[str, numpy.typing.ArrayLike] | None = None, options: DispatchOptions | None = None, layout: Layout | str = ..., path: Path | str = ..., reduction: Reduction | str = ..., weighting: Weighting | str = ..., topk1: bool = False, in_place: bool = False, contiguous: bool = False, mapped_view: bool = False, expert_alignment: int = 1, expert_capacity: int = 0, by_expert: bool = False, quant: Quant | str = ...) -> Any:
         """
         A layer of any number of tokens in rounds of max_tokens. experts(handle) is called once
         a round; it reads handle.received and writes handle.expert_output. Returns `out`,
@@ -510,9 +547,17 @@ class Communicator:
         Returns out. Raises as dispatch; the exception has `handle`, and `out` where known.
         """
 
-    def start_combine(self, handle: Handle, y: numpy.typing.ArrayLike | None = None, *, out: numpy.typing.ArrayLike | None = None, unweighted: bool = False, added: Sequence[numpy.typing.ArrayLike] = ()) -> Any:
+    def start_combine(self, handle: Handle, y: numpy.typing.ArrayLike | None = None, *, out: numpy.typing.ArrayLike | None = None, unweighted: bool = False, added: Sequence[numpy.typing.ArrayLike] = (), by_expert: bool = False) -> Any:
         """
-        The same without waiting; the result is there once wait(handle) returned.
+        The same without waiting; the result is there once wait(handle) returned. by_expert:
+        expert layouts; outputs are not complete yet, publish() announces each local expert's.
+        """
+
+    def publish(self, handle: Handle, expert: int) -> None:
+        """
+        After start_combine(by_expert=True), once for each local expert in any order: its
+        outputs are complete. Threads may call it, beside step() and wait(). Raises
+        InvalidArgument, Misuse, and Mismatch or Corrupt of a communicator that failed.
         """
 
     def step(self, lane: int = 0, lanes: int = 1) -> int:
@@ -531,6 +576,17 @@ class Communicator:
         Until the handle's latest operation is complete; `timeout` in seconds. Timeout and
         KeyboardInterrupt leave it pending.
         """
+
+    def poll_expert(self, handle: Handle, expert: int) -> bool:
+        """
+        After a dispatch with by_expert: whether the rows of the local expert are here, often
+        before the dispatch is complete; received and expert_output may then be read, for the
+        rows of such experts. Threads may call it. Raises what the dispatch ended with,
+        InvalidArgument and Misuse.
+        """
+
+    def wait_expert(self, handle: Handle, expert: int, timeout: float | None = None) -> None:
+        """Until poll_expert() is true; as wait()."""
 
     def release(self, handle: Handle) -> None:
         """Ends the lease without a combine."""

@@ -123,20 +123,23 @@ class ExpertParallel:
         return self._shown(self.comm.dispatch(x, topk_idx, topk_weights, handle=handle,
                                               options=self.options))
 
-    def combine(self, y: Any, dispatched: Dispatched, *, out: Any = None, added: Any = ()) -> Any:
+    def combine(self, y: Any, dispatched: Dispatched, *, out: Any = None, added: Any = (),
+                unweighted: bool = False) -> Any:
         """[num_tokens, hidden]: the sums of the expert outputs y, one row for each of
-        dispatched.rows; None = they were written to handle.expert_output. out, added: as
+        dispatched.rows; None = they were written to handle.expert_output. unweighted: y is weighted
+        already (by dispatched.weights), where the layout would have it weighted here. out, added: as
         Communicator.combine, not within a graph."""
         if isinstance(dispatched.handle, _core.Handle):
             torch = _tensor_module(y)
             if torch is not None and y.requires_grad and torch.is_grad_enabled():
                 raise Misuse("y needs a gradient, expected none: its dispatch recorded none")
-            return self.comm.combine(dispatched.handle, y, out=out, added=added)
+            return self.comm.combine(dispatched.handle, y, out=out, added=added, unweighted=unweighted)
         from . import torch_ops
 
         if out is not None or len(added) > 0:
             raise TypeError("combine() within a graph takes neither out nor added")
-        return torch_ops.combine(y, dispatched.weights, dispatched.handle, dispatched.num_tokens)
+        call = torch_ops.combine_unweighted if unweighted else torch_ops.combine
+        return call(y, dispatched.weights, dispatched.handle, dispatched.num_tokens)
 
     def layer(self, x: Any, topk_idx: Any, topk_weights: Any,
               experts: "Callable[[Any, Any], Any]") -> Any:

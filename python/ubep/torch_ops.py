@@ -104,6 +104,20 @@ def _(y: Any, weights: Any, token: Any, num_tokens: int) -> Any:
     return y.new_empty(num_tokens, y.shape[1])
 
 
+@torch.library.custom_op("ubep::combine_unweighted", mutates_args=())
+def combine_unweighted(
+    y: torch.Tensor, weights: torch.Tensor, token: torch.Tensor, num_tokens: int
+) -> torch.Tensor:
+    """As combine, of outputs that are weighted already: plain sums."""
+    handle = handle_of(token)
+    return handle.communicator.combine(handle, y, unweighted=True)
+
+
+@combine_unweighted.register_fake
+def _(y: Any, weights: Any, token: Any, num_tokens: int) -> Any:
+    return y.new_empty(num_tokens, y.shape[1])
+
+
 @torch.library.custom_op("ubep::dispatch_cached", mutates_args=())
 def dispatch_cached(
     x: torch.Tensor, num_rows: int, token: torch.Tensor, keep_lease: bool
@@ -183,5 +197,20 @@ def _combine_backward(ctx: Any, d_out: Any) -> Any:
     return d_y, d_weights, None, None
 
 
+def _unweighted_context(ctx: Any, inputs: Any, output: Any) -> None:
+    y, _, token, _ = inputs
+    ctx.save_for_backward(token)
+    ctx.num_rows, ctx.dtype = y.shape[0], y.dtype
+
+
+def _unweighted_backward(ctx: Any, d_out: Any) -> Any:
+    (token,) = ctx.saved_tensors
+    # The dispatch's own backward comes next where it recorded gradients.
+    g = dispatch_cached(d_out.contiguous(), ctx.num_rows, token, ctx.needs_input_grad[1])
+    return g.to(ctx.dtype), None, None, None
+
+
 torch.library.register_autograd("ubep::dispatch", _dispatch_backward, setup_context=_dispatch_context)
 torch.library.register_autograd("ubep::combine", _combine_backward, setup_context=_combine_context)
+torch.library.register_autograd(
+    "ubep::combine_unweighted", _unweighted_backward, setup_context=_unweighted_context)
