@@ -57,13 +57,14 @@ def test_tokens_are_those_of_transformers():
 
 def test_what_is_refused():
     for more, says in ((("--ranks", "3"), "expected a divisor of the model's 32 experts"),
-                       (("--comm", "mpi"), "not one of ubep"), (("--ranks", "0"), "--ranks is 0, expected at least 1")):
+                       (("--comm", "mpi"), "not one of ubep"), (("--ranks", "0"), "--ranks is 0, expected at least 1"),
+                       (("--prompt", ""), "--prompt is empty"), (("--model", "/nowhere"), "config.json")):
         done = subprocess.run(command(*more), capture_output=True, text=True, timeout=60)
         assert done.returncode == 2 and says in done.stderr
 
 
 def test_a_rank_that_dies_ends_the_others():
-    process = subprocess.Popen(command("--ranks", "4", "--tokens", "100000"), stdout=subprocess.PIPE)
+    process = subprocess.Popen(command("--ranks", "4", "--tokens", "100000"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         process.stdout.read(60)  # all are at work
         children = subprocess.run(["pgrep", "-P", str(process.pid), "-f", "spawn_main"],
@@ -71,9 +72,23 @@ def test_a_rank_that_dies_ends_the_others():
         assert len(children) == 4
         subprocess.run(["kill", "-9", children[1]], check=True)
         begin = time.monotonic()
-        assert process.wait(timeout=30) != 0
+        assert process.wait(timeout=30) == 3
+        assert "rank 1 was ended by SIGKILL" in process.stderr.read().decode()
         assert time.monotonic() - begin < 20
     finally:
         process.send_signal(signal.SIGTERM)
-        process.stdout.close()
         process.wait(timeout=30)
+        process.stdout.close()
+        process.stderr.close()
+
+
+def test_ranks_end_with_the_command():
+    process = subprocess.Popen(command("--ranks", "2", "--tokens", "100000"), stdout=subprocess.PIPE)
+    process.stdout.read(60)
+    children = subprocess.run(["pgrep", "-P", str(process.pid), "-f", "spawn_main"],
+                              capture_output=True, text=True).stdout.split()
+    process.kill()
+    process.wait(timeout=30)
+    process.stdout.read()  # until the last rank has closed it
+    process.stdout.close()
+    assert len(children) == 2

@@ -92,6 +92,12 @@ std::string Status::message() const {
                            where(*this), name(static_cast<OpKind>(expected)), rank,
                            name(static_cast<OpKind>(seen)), peer);
       }
+      if (word == Word::out) {
+        return fmt::format(
+            "mismatch: {}: rank {} gave its dispatch up: it was released, or its handle "
+            "destroyed, before all outputs were published",
+            where(*this), peer);
+      }
       return fmt::format("mismatch: {}: {} is {} on rank {} and {} on rank {}", where(*this), what,
                          value_name(what, expected), rank, value_name(what, seen), peer);
     case Code::corrupt:

@@ -9,10 +9,14 @@ from .._errors import InvalidArgument
 
 _DTYPES = {_core.DType.bf16: torch.bfloat16, _core.DType.fp16: torch.float16, _core.DType.fp32: torch.float32,
            _core.DType.u8: torch.uint8}
+_WHOLE = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def pack(x: torch.Tensor, scales: "torch.Tensor | None") -> torch.Tensor:
     """What travels: x, or bytes of 8-bit rows with their scales behind them."""
+    if x.dim() != 2 or (x.dtype not in _WHOLE and x.element_size() != 1):
+        raise InvalidArgument(f"x is {x.dtype} {list(x.shape)}, expected bfloat16, float16, float32 or 8-bit "
+                              "[num_tokens, hidden]")
     if scales is None:
         return x
     if x.element_size() != 1 or scales.dim() != 2 or scales.size(0) != x.size(0) or scales.element_size() != 4:

@@ -7,9 +7,11 @@ comes, then the time per output token (TPOT) and where it went, as rank 0 saw it
 """
 
 import argparse
+import ctypes
 import multiprocessing
 import multiprocessing.connection
 import os
+import signal
 import sys
 import tempfile
 import uuid
@@ -21,6 +23,7 @@ from .serve import Server
 
 WARM_UP = 3  # steps of each kind that are not counted
 SECONDS = 120  # that ranks wait for each other
+PR_SET_PDEATHSIG = 1  # of Linux: ranks end with the command
 
 
 def parse(arguments):
@@ -48,6 +51,12 @@ def parse(arguments):
     for name, value in least.items():
         if value is not None and value < 1:
             parser.error(f"{name} is {value}, expected at least 1")
+    if not os.path.isfile(os.path.join(args.model, "config.json")):
+        parser.error(f"--model is {args.model}, expected a folder with config.json")
+    if not all(args.prompt):
+        parser.error("--prompt is empty, expected text")
+    if args.record and not os.path.isdir(os.path.dirname(args.record) or "."):
+        parser.error(f"--record is {args.record}, expected a file in a folder that exists")
     if not 0 <= args.temperature <= 100:
         parser.error(f"--temperature is {args.temperature}, expected 0 to 100")
     if args.batch:
@@ -56,9 +65,13 @@ def parse(arguments):
 
 
 def launched():
-    """(rank, size) of torchrun's variables, or None."""
-    names = ("RANK", "WORLD_SIZE")
-    return tuple(int(os.environ[n]) for n in names) if all(n in os.environ for n in names) else None
+    """(rank, size) that a launcher tells of by its variables, or None."""
+    import ubep
+
+    if not ubep.Bootstrap.in_environment():
+        return None
+    place = ubep.from_environment()
+    return place.rank, place.size
 
 
 class Stream:
@@ -147,6 +160,7 @@ def report(args, size, steps):
     for name, all_steps in steps.items():
         counted = all_steps[WARM_UP:]
         if not counted:
+            print(f"{name:16}{len(counted):6}  too few --tokens to tell")
             continue
         times = sorted(seconds for seconds, _ in counted)
         total = sum(times)
@@ -195,11 +209,24 @@ def check(args, rank, server):
 
 
 def child(rank, size, args, job, meeting):
-    sys.exit(run_rank(rank, size, args, job, meeting))
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    try:
+        sys.exit(run_rank(rank, size, args, job, meeting))
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def failure(rank, code):
+    """Says what ended a rank; the command's status: 3 where it was a signal."""
+    if code >= 0:
+        return code
+    print(f"\nrank {rank} was ended by {signal.Signals(-code).name}", file=sys.stderr)
+    return 3
 
 
 def run_children(args, size):
     """Starts the ranks and ends them all when one fails. Returns the first status that is not 0."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     spawn = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         meeting = os.path.join(folder, "gloo")
@@ -214,8 +241,10 @@ def run_children(args, size):
                     process = left.pop(ended)
                     process.join()
                     if process.exitcode != 0:
-                        return process.exitcode
+                        return failure(ranks.index(process), process.exitcode)
             return 0
+        except KeyboardInterrupt:
+            return 130
         finally:
             for process in ranks:
                 process.terminate()
