@@ -167,7 +167,8 @@ void EngineImpl<F>::place_rows(Op& op) {
                       routed.receive);
   }
   publish_bases(h);
-  h.in_out = h.out.data != nullptr && routed.receive.num_rows <= h.out.num_rows;
+  // Without it lanes may be at work on rows that are copied at once.
+  if (h.out.data != nullptr) h.in_out = routed.receive.num_rows <= h.out.num_rows;
   if (op.line.capacity == 0) {
     fabric_.prepare(
         own().y(h.slot, output_stride(h), 0, static_cast<std::uint64_t>(routed.receive.num_rows)));
