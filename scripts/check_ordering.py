@@ -12,7 +12,7 @@ from checklib import CPP_SUFFIXES, files, line_of, main, split_cpp
 
 METHODS = (
     r"load_acquire|store_release|store_flag|signal|load_flag|fetch_add_acq_rel|try_claim"
-    r"|compare_exchange\w*|store_fence|order|insert_release|or_release|subtract_acq_rel"
+    r"|compare_exchange\w*|store_fence|order|insert_release|or_release|subtract_acq_rel|try_insert|try_set"
 )
 MARKERS = ("publishes:", "acquires:", "claims:", "orders:")
 LINES_ABOVE = 4

@@ -127,6 +127,31 @@ def intranode(group, tokens=12, hidden=256, experts=16, topk=4):
     buffer.destroy()
 
 
+def destroyed(group):
+    buffer = deep_ep.Buffer(group, explicitly_destroy=True)
+
+    def dispatch(tokens, **more):
+        idx = torch.zeros(tokens, 1, dtype=torch.int64)
+        args = layout_args(buffer, idx, 2)
+        return buffer.dispatch(torch.ones(tokens, 8).bfloat16(), topk_idx=idx, topk_weights=torch.ones(tokens, 1),
+                               **args, **more)
+
+    handle = dispatch(3)[4]
+    dispatch(500)  # into larger memory; the handle keeps the earlier one
+    buffer.destroy()
+    with pytest.raises(ubep.Misuse, match="closed"):
+        buffer.dispatch(torch.ones(3, 8).bfloat16(), handle=handle)
+    with pytest.raises(ubep.Misuse, match="closed"):
+        dispatch(3)
+    with pytest.raises(ubep.Misuse, match="destroyed"):
+        buffer.low_latency_dispatch(torch.ones(3, 8).bfloat16(), torch.zeros(3, 1, dtype=torch.int64), 4, 2,
+                                    use_fp8=False)
+
+
+def test_destroy_closes_what_was_replaced_too():
+    run(2, destroyed)
+
+
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 def test_intranode_program(size):
     run(size, intranode)
@@ -352,6 +377,8 @@ def refusals(group):
         buffer.dispatch(x, topk_idx=idx, **args)
     with pytest.raises(ubep.InvalidArgument, match="multiple of 2 ranks"):
         buffer.get_dispatch_layout(idx, 7)
+    with pytest.raises(ubep.InvalidArgument, match="float64"):
+        buffer.dispatch(x.double(), topk_idx=idx, topk_weights=weights, **args)
     with pytest.raises(ubep.InvalidArgument, match="with scales"):
         buffer.dispatch((x, torch.ones(4, 1)), topk_idx=idx, topk_weights=weights, **args)
     *_, handle, _ = buffer.dispatch(x, topk_idx=idx, topk_weights=weights, **args)

@@ -87,8 +87,8 @@ template <Fabric F>
 bool EngineImpl<F>::publish_expert(HandleState& h, int expert) {
   Op& op = *h.op;
   const auto e = static_cast<std::size_t>(expert);
-  if (!op.published_experts.try_insert(e))
-    return false;  // claims: nothing; each expert's rows are its own
+  // claims: the right to publish this expert, of which a second call has none.
+  if (!op.published_experts.try_insert(e)) return false;
   const ReceivePlan& plan = h.routed->receive;
   const bool in_place = in_segment(op);
   const std::uint64_t limit = op.line.capacity;

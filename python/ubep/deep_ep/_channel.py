@@ -18,12 +18,11 @@ class Channel:
     name of 4 bytes that travel with each token of every dispatch; of cached ones they are zero.
     """
 
-    def __init__(self, comm: _core.Communicator, number: int, max_tokens: int, slots: int,
-                 payload: "str | None" = None) -> None:
+    def __init__(self, comm: _core.Communicator, number: int, payload: "str | None" = None) -> None:
         self.comm = comm
-        self.max_tokens = max_tokens
+        self.max_tokens = max_tokens = comm.max_tokens
         self._number = number << 44
-        self._slots: "list[tuple[_core.Handle, int, Callable[[], Any] | None] | None]" = [None] * slots
+        self._slots: "list[tuple[_core.Handle, int, Callable[[], Any] | None] | None]" = [None] * comm.slots
         self._epoch = 0
         self._nothing = torch.zeros(max(max_tokens, 1), 1, dtype=torch.bfloat16)
         self._payloads = {payload: torch.zeros(max(max_tokens, 1), 1, dtype=torch.int32)} if payload else {}

@@ -6,7 +6,6 @@ import torch
 
 from .. import _core
 from .._errors import InvalidArgument, Misuse, PeerLost
-from ._channel import Channel
 from ._event import done
 from ._peers import Peers
 from ._route import LazyTuple, refuse, route_of
@@ -24,9 +23,8 @@ class _Room:
         self.max_tokens, self.hidden = max_tokens, hidden
         self.experts, self.capacity = num_experts // peers.size, peers.size * max_tokens
         self.size = peers.size
-        comm, number = peers.open(num_experts=num_experts, max_tokens=max_tokens, max_hidden=hidden, max_topk=topk,
+        self.channel = peers.open(num_experts=num_experts, max_tokens=max_tokens, max_hidden=hidden, max_topk=topk,
                                   slots=_SLOTS, expert_capacity=self.capacity)
-        self.channel = Channel(comm, number, max_tokens, _SLOTS)
         # The weight of a row says which token it is; combine brings the real ones.
         first = peers.rank * max_tokens
         self._codes = torch.arange(first, first + max_tokens, dtype=torch.float32).unsqueeze(1).expand(-1, topk)
@@ -143,7 +141,6 @@ class LowLatencyCalls:
     """What Buffer inherits."""
 
     _peers: Peers
-    _channels: "dict[Any, Channel]"
     enable_shrink: bool
 
     def _init_low_latency(self) -> None:
@@ -160,7 +157,6 @@ class LowLatencyCalls:
             self._peers.agree(num_max_dispatch_tokens_per_rank=max_tokens, hidden=hidden, num_experts=num_experts,
                               topk=topk)
             room = self._rooms[key] = _Room(self._peers, *key)
-            self._channels[key] = room.channel
         return room
 
     def _wait(self, room: _Room, native: _core.Handle) -> None:

@@ -4,10 +4,12 @@ import mmap
 import os
 import socket
 import uuid
+import weakref
 from typing import Any
 
 from .. import _core
-from .._errors import InvalidArgument, SetupError
+from .._errors import InvalidArgument, Misuse, SetupError
+from ._channel import Channel
 
 _DIRECTORY = "/dev/shm"
 
@@ -36,7 +38,8 @@ class Peers:
         self._group, self._comm = group, comm
         self.rank: int = group.rank() if group is not None else comm.Get_rank()
         self.size: int = group.size() if group is not None else comm.Get_size()
-        self._opened = 0
+        self._opened, self._closed = 0, False
+        self._channels: "weakref.WeakSet[Channel]" = weakref.WeakSet()
         host = socket.gethostname()
         path = f"{_DIRECTORY}/ubep-deep-ep-{uuid.uuid4().hex}"
         if self.rank == 0:
@@ -70,8 +73,19 @@ class Peers:
                     raise InvalidArgument(f"{name} is {value} on rank {self.rank} and {theirs.get(name)} on "
                                           f"rank {rank}, expected the same")
 
-    def open(self, **options: Any) -> "tuple[_core.Communicator, int]":
-        """A communicator of these ranks and its number, 1, 2, ... Collective, with equal options."""
+    def open(self, payload: "str | None" = None, **options: Any) -> Channel:
+        """A channel of these ranks; options are those of Communicator.create. Collective, with equal
+        options. Raises Misuse after close()."""
+        if self._closed:
+            raise Misuse("the buffer was destroyed")
         self._opened += 1
         boot = _core.Bootstrap(self.rank, self.size, f"{self._job}/{self._opened}")
-        return _core.Communicator.create(boot, **options), self._opened
+        channel = Channel(_core.Communicator.create(boot, **options), self._opened, payload)
+        self._channels.add(channel)
+        return channel
+
+    def close(self) -> None:
+        """Closes all channels, also those that only handles still hold. Local."""
+        self._closed = True
+        for channel in self._channels:
+            channel.comm.close()

@@ -49,9 +49,7 @@ class Buffer(LowLatencyCalls):
         """Closes all communicators; local. Raises Misuse unless explicitly_destroy was given."""
         if not self.explicitly_destroy:
             raise Misuse("destroy() of a Buffer that was made without explicitly_destroy=True")
-        for channel in self._channels.values():
-            channel.comm.close()
-        self._channels.clear()
+        self._peers.close()
 
     @staticmethod
     def is_sm90_compiled() -> bool:
@@ -227,9 +225,9 @@ class Buffer(LowLatencyCalls):
         most = max(max(n for _, n in found), _LEAST_TOKENS)
         room = 1 << (most - 1).bit_length()
         num_experts, bytes_of_a_row, topk = key
-        comm, number = self._peers.open(num_experts=num_experts, max_tokens=room, max_hidden=-(-bytes_of_a_row // 2),
-                                        max_topk=topk, slots=_SLOTS)
-        self._channels[key] = Channel(comm, number, room, _SLOTS)
+        self._channels[key] = self._peers.open(
+            num_experts=num_experts, max_tokens=room, max_hidden=-(-bytes_of_a_row // 2), max_topk=topk,
+            slots=_SLOTS)
         return self._channels[key]
 
     def _route_ranks(self, is_token_in_rank: torch.Tensor, num_tokens_per_expert: torch.Tensor) -> Any:

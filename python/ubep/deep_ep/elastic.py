@@ -167,9 +167,7 @@ class ElasticBuffer:
         """Closes all communicators; local. Raises Misuse unless explicitly_destroy was given."""
         if not self.explicitly_destroy:
             raise Misuse("destroy() of an ElasticBuffer that was made without explicitly_destroy=True")
-        for channel in self._channels.values():
-            channel.comm.close()
-        self._channels.clear()
+        self._peers.close()
 
     @staticmethod
     def get_buffer_size_hint(group: Any, num_max_tokens_per_rank: int, hidden: int, num_topk: int = 0,
@@ -328,10 +326,10 @@ class ElasticBuffer:
             return found
         self._peers.agree(do_expand=do_expand, num_experts=num_experts, bytes_of_a_row=bytes_of_a_row, topk=topk,
                           num_max_tokens_per_rank=room)
-        comm, number = self._peers.open(
-            num_experts=num_experts, max_tokens=room, max_hidden=-(-bytes_of_a_row // 2), slots=_SLOTS,
+        self._channels[key] = self._peers.open(
+            "source" if do_expand else None, num_experts=num_experts, max_tokens=room,
+            max_hidden=-(-bytes_of_a_row // 2), slots=_SLOTS,
             max_topk=topk if do_expand else 2 * topk, max_payload=8 if do_expand else 0, timeout=self._timeout)
-        self._channels[key] = Channel(comm, number, room, _SLOTS, "source" if do_expand else None)
         if room > self._tokens.size(0):
             self._tokens = torch.arange(room, dtype=torch.int32).unsqueeze(1)
             self._codes = (self._tokens + 1).float()
