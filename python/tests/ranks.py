@@ -21,8 +21,16 @@ def job():
     return f"python-tests/{os.getpid()}/{next(_jobs)}"
 
 
+def _own_thread_pool():
+    """PyTorch builds its pool anew after a fork, when a thread first asks for it; two threads that
+    ask at once (transformers loads with several) may find none: "Invalid thread pool"."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
 def _child(rank, size, name, body, args, pipe):
     try:
+        _own_thread_pool()
         result = ("ok", body(ubep.local(rank, size, name), *args))
     except BaseException:  # noqa: B902 - the parent prints whatever it was
         result = ("failed", traceback.format_exc())
