@@ -46,6 +46,11 @@ struct [[nodiscard]] UBEP_API Status {
   std::uint64_t expected = 0;  // value of `word`, or of `what`, that the reporter expected
   std::uint64_t seen = 0;      // value that it saw
   std::uint64_t missing = 0;   // bit r: rank r is still awaited (timeout) or lost (peer_lost)
+  // Of a timeout, where it is known: what is awaited from `peer`.
+  std::int32_t expert = -1;       // the first of its experts without outputs (by_expert), global id
+  std::uint32_t rows = 0;         // rows of a dispatch, or outputs of a combine;
+  std::uint32_t first_token = 0;  //   these are of the reporter's own tokens
+  std::uint32_t last_token = 0;   //   first_token to last_token
   const char* what = "";       // the field that disagrees, a limit, "left", "dead", "failed"
 
   bool ok() const { return code == Code::ok; }

@@ -1,5 +1,5 @@
 // Everything a user may include. To read: types, status, bootstrap, communicator, dispatch, handle,
-// combine, quantization, stats, trace.
+// combine, quantization, stats, trace, inspect.
 #pragma once
 
 #include "ubep/bootstrap.hpp"     // IWYU pragma: export
@@ -8,6 +8,7 @@
 #include "ubep/dispatch.hpp"      // IWYU pragma: export
 #include "ubep/export.hpp"        // IWYU pragma: export
 #include "ubep/handle.hpp"        // IWYU pragma: export
+#include "ubep/inspect.hpp"       // IWYU pragma: export
 #include "ubep/quantization.hpp"  // IWYU pragma: export
 #include "ubep/stats.hpp"         // IWYU pragma: export
 #include "ubep/status.hpp"        // IWYU pragma: export

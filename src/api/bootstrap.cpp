@@ -14,7 +14,7 @@
 
 #include "api/launcher.hpp"
 #include "base/group_config.hpp"
-#include "fabric/shm/rendezvous.hpp"
+#include "fabric/shm/thread_rendezvous.hpp"
 #include "ubep/status.hpp"
 
 namespace ubep {

@@ -45,12 +45,32 @@ bool overlap(const ConstRows& a, const ConstRows& b) {
 
 }  // namespace
 
-void check_bootstrap(const Bootstrap& bootstrap) {
+Bootstrap check_bootstrap(const Bootstrap& bootstrap) {
   check_range("size", bootstrap.size, 1, kMaxRanks);
   check_range("rank", bootstrap.rank, 0, bootstrap.size - 1);
   if (bootstrap.timeout.count() < 0) {
     refuse("bootstrap.timeout is {} ms, expected >= 0", bootstrap.timeout.count());
   }
+  Bootstrap checked = bootstrap;
+  if (!checked.members.empty()) checked.members = check_members(bootstrap, checked.members);
+  return checked;
+}
+
+std::vector<int> check_members(const Bootstrap& bootstrap, std::vector<int> members) {
+  if (bootstrap.threads != nullptr) {
+    refuse("members are {}, expected none where ranks are threads: all take part",
+           fmt::join(members, ", "));
+  }
+  std::sort(members.begin(), members.end());
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    check_range(fmt::format("members[{}]", i).c_str(), members[i], 0, bootstrap.size - 1);
+    if (i > 0 && members[i] == members[i - 1]) refuse("members hold rank {} twice", members[i]);
+  }
+  if (!std::binary_search(members.begin(), members.end(), bootstrap.rank)) {
+    refuse("members are {}, expected this rank, {}, among them", fmt::join(members, ", "),
+           bootstrap.rank);
+  }
+  return members;
 }
 
 GroupConfig make_config(const CommunicatorOptions& o, int size) {

@@ -13,7 +13,10 @@ namespace ubep {
 
 // Checks the options and derives what all ranks agree on.
 GroupConfig make_config(const CommunicatorOptions& options, int size);
-void check_bootstrap(const Bootstrap& bootstrap);
+// Returns it with its members in order.
+Bootstrap check_bootstrap(const Bootstrap& bootstrap);
+// Members of the job of `bootstrap`, not empty. Returns them in order.
+std::vector<int> check_members(const Bootstrap& bootstrap, std::vector<int> members);
 
 // [num_rows, hidden] that fits the communicator's rows. `argument` is its name for the message.
 void check_rows(const ConstRows& rows, const char* argument, const GroupConfig& config);

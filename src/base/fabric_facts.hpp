@@ -15,7 +15,7 @@ struct Range {
 };
 
 // Every fabric keeps the first bytes of a segment for itself; the protocol's words follow.
-inline constexpr std::uint64_t kFabricHeaderBytes = 256;
+inline constexpr std::uint64_t kFabricHeaderBytes = 512;
 
 enum class PeerState : std::uint8_t { joining, live, left, failed, dead };
 

@@ -25,6 +25,16 @@ std::string rank_list(std::uint64_t mask) {
   return fmt::format("{}", fmt::join(ranks, ","));
 }
 
+std::string rows_text(const Status& s) {
+  if (s.rows == 0) return {};
+  std::string text = fmt::format("; {} {}", s.rows, s.kind == OpKind::combine ? "outputs" : "rows");
+  if (s.kind == OpKind::combine) {
+    text += fmt::format(" for tokens {} to {}", s.first_token, s.last_token);
+  }
+  if (s.expert >= 0) text += fmt::format(", first of expert {}", s.expert);
+  return text;
+}
+
 std::string where(const Status& s) {
   if (s.kind == OpKind::none) return fmt::format("rank {}", s.rank);
   if (s.epoch == 0) return fmt::format("rank {}: {}", s.rank, name(s.kind));
@@ -81,8 +91,9 @@ std::string Status::message() const {
       return fmt::format("slot_busy: {}: {}", where(*this), what);
     case Code::timeout:
       if (peer < 0) return fmt::format("timeout: {}: {}", where(*this), what);
-      return fmt::format("timeout: {} waits for rank {}: {} is {}, needs {} (missing ranks: {})",
-                         where(*this), peer, name(word), seen, expected, rank_list(missing));
+      return fmt::format("timeout: {} waits for rank {}: {} is {}, needs {} (missing ranks: {}{})",
+                         where(*this), peer, name(word), seen, expected, rank_list(missing),
+                         rows_text(*this));
     case Code::peer_lost:
       return fmt::format("peer_lost: {}: rank {} is gone: {} (lost ranks: {})", where(*this), peer,
                          what, rank_list(missing));

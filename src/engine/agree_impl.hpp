@@ -207,16 +207,18 @@ void EngineImpl<F>::look_for_losses() {
 }
 
 template <Fabric F>
-Status EngineImpl<F>::waits_for(const HandleState& handle) const {
+Status EngineImpl<F>::waits_for(const HandleState* handle) const {
   // claims: the control part, for the list of operations. Lanes leave it after a short while, but
   // may take it again at once.
   int tries = 0;
   while (!control_.try_claim(1, 0)) {
-    if (++tries == kClaimTries) return not_ready(handle.kind, "another lane is at work");
+    if (++tries == kClaimTries) return not_ready(OpKind::none, "another lane is at work");
     if (tries % kTriesPerYield == 0) std::this_thread::yield();  // it may have lost its CPU
     cpu_relax();
   }
-  Status status = describe_wait(handle);
+  if (handle == nullptr && !order_.empty()) handle = order_.front()->handle;
+  Status status = handle == nullptr ? not_ready(OpKind::none, "no operation is pending")
+                                    : describe_wait(*handle);
   control_.store_release(1);  // publishes: nothing; gives control back
   return status;
 }
@@ -254,6 +256,7 @@ Status EngineImpl<F>::describe_wait(const HandleState& handle) const {
     status.expected = bases ? op->line.epoch : end;
     // acquires: nothing; only the value is shown.
     status.seen = fabric_.load_flag(q, bases ? layout(q).base(handle.slot) : end_of(q));
+    describe_rows(*op, q, status);
     return status;
   }
   if (op->waiting.empty()) {
@@ -271,7 +274,32 @@ Status EngineImpl<F>::describe_wait(const HandleState& handle) const {
                                : dispatching ? layout(q).pub(handle.slot)
                                              : layout(q).out(handle.slot);
   status.seen = fabric_.load_flag(q, offset);  // acquires: nothing; only the value is shown
+  describe_rows(*op, q, status);
   return status;
+}
+
+// Which rows are awaited from q.
+template <Fabric F>
+void EngineImpl<F>::describe_rows(const Op& op, int q, Status& status) const {
+  const auto i = static_cast<std::size_t>(q);
+  const Routed& routed = *op.handle->routed;
+  if (op.line.kind == OpKind::dispatch) {
+    if (op.stage[i] >= Op::kRecord) status.rows = op.span[i][1] - op.span[i][0];
+    return;
+  }
+  const bool by_expert = op.stage[i] > Op::kOpLine && op.theirs[i].by_expert != 0;
+  status.first_token = routed.send.num_tokens;
+  for (const Entry& entry : routed.send.to(q)) {
+    ++status.rows;
+    status.first_token = std::min(status.first_token, entry.token);
+    status.last_token = std::max(status.last_token, entry.token);
+    if (!by_expert || status.expert >= 0) continue;
+    const auto local = static_cast<std::uint64_t>(config_.experts.local[entry.expert]);
+    // acquires: nothing; only the expert is shown.
+    const std::uint64_t out = fabric_.load_flag(q, layout(q).out_expert(op.handle->slot, local));
+    if (out < op.line.epoch) status.expert = entry.expert;
+  }
+  if (status.rows == 0) status.first_token = 0;
 }
 
 }  // namespace ubep

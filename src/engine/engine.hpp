@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "base/fabric_facts.hpp"
 #include "base/group_config.hpp"
@@ -37,8 +38,9 @@ class Engine {
 
   // Looks at every peer that is not known to be lost. Costs up to one system call per peer.
   virtual void look_for_losses() = 0;
-  // What the handle's pending operation waits for: Code::not_ready with the first missing peer.
-  virtual Status waits_for(const HandleState& handle) const = 0;
+  // What the handle's pending operation (null: the oldest one) waits for: Code::not_ready with the
+  // first missing peer.
+  virtual Status waits_for(const HandleState* handle) const = 0;
 
   // Ends the handle's lease; completes own writes of a pending operation, waits for nobody.
   virtual void release(HandleState& handle) = 0;
@@ -50,6 +52,7 @@ class Engine {
   virtual void set_lanes(int lanes, const Roles& roles, SendOrder order) = 0;
   virtual Roles roles() const = 0;   // of the latest operation
   virtual bool pending() const = 0;  // whether an operation is
+  virtual bool holds_lease() const = 0;
   // Between operations; null = none.
   virtual void set_tracer(Tracer* tracer) = 0;
   virtual void close() = 0;
@@ -69,6 +72,7 @@ struct EngineOptions {
   std::uint64_t epoch = 0;
   // Narrow tags (row_protocol.hpp) are wiped out of a slot once they are so old.
   std::uint64_t scrub_every = std::uint64_t{1} << 30;
+  std::vector<int> absent;  // ranks that take no part: lost, but nobody is told
   // All engines are made before the first operation of any: nobody needs to be told of armed
   // windows. A simulator's.
   bool made_together = false;

@@ -4,6 +4,7 @@
 // To add a fabric: satisfy fabric/concept.hpp and instantiate EngineImpl in one .cpp.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <memory>
@@ -46,7 +47,7 @@ class EngineImpl final : public Engine {
   const Status& failure() const override { return failed_; }
   int step(int lane, int lanes) override;
   void look_for_losses() override;
-  Status waits_for(const HandleState& handle) const override;
+  Status waits_for(const HandleState* handle) const override;
   void release(HandleState& handle) override;
   Status input(std::int64_t num_tokens, std::int64_t hidden, DType dtype, Rows& x) override;
   void set_store(Store store) override { store_ = store; }
@@ -56,6 +57,10 @@ class EngineImpl final : public Engine {
     wanted_roles_ = roles;
   }
   bool pending() const override { return !order_.empty(); }
+  bool holds_lease() const override {
+    return std::any_of(slots_.begin(), slots_.end(),
+                       [](const Slot& slot) { return slot.leased && !slot.combining; });
+  }
   Roles roles() const override { return roles_; }
   void set_tracer(Tracer* tracer) override { tracer_ = tracer; }
   void close() override;
@@ -144,6 +149,7 @@ class EngineImpl final : public Engine {
   void tell_peer(Op& op, int r);
   void finish_telling(Op& op);
   Status describe_wait(const HandleState& handle) const;
+  void describe_rows(const Op& op, int q, Status& status) const;
 
   // dispatch_impl.hpp
   Status next_slot(bool uses_input, std::uint64_t& epoch) const;
@@ -376,6 +382,11 @@ EngineImpl<F>::EngineImpl(F& fabric, const EngineOptions& options)
     free_areas_.push_back(&area);
   }
   for (int i = 0; i < 2 * config_.slots; ++i) ops_.push_back(std::make_unique<Op>(config_.size));
+  for (int r : options.absent) {
+    lost_.insert(r);
+    reported_.insert(r);
+    how_lost_[static_cast<std::size_t>(r)] = "absent";
+  }
   if (config_.push) begin_windows(options.epoch);
 }
 

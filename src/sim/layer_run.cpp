@@ -163,7 +163,7 @@ class LayerRank {
 
   void help(int lane) { crew_.help(lane); }
   const RankTimes& times() const { return times_; }
-  std::string state() const { return engine_->waits_for(handle_).message(); }
+  std::string state() const { return engine_->waits_for(&handle_).message(); }
 
   // Experts return what they get, and one choice of each token has weight 1; if it has any.
   std::int64_t wrong_rows() const {

@@ -124,7 +124,7 @@ class ForgedPeerTest : public testing::TestWithParam<bool> {
       // acquires: the status; everything happens on this thread.
       if (handle_.state.load_acquire() == HandleState::complete) return handle_.status;
     }
-    ADD_FAILURE() << engine_->waits_for(handle_).message();
+    ADD_FAILURE() << engine_->waits_for(&handle_).message();
     return handle_.status;
   }
   Status dispatch() {

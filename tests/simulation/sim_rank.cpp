@@ -473,7 +473,7 @@ std::string SimRank::state() const {
     const Stage stage = progress_[index(i)].stage;
     if (stage != Stage::dispatching && stage != Stage::combining) continue;
     const HandleState& h = *handles_[index(operation(i).handle)];
-    text += "; " + engine_->waits_for(h).message();
+    text += "; " + engine_->waits_for(&h).message();
   }
   return text;
 }

@@ -7,6 +7,7 @@
 #include "tools/ubep/bench_options.hpp"
 #include "tools/ubep/exit_code.hpp"
 #include "tools/ubep/launched.hpp"
+#include "tools/ubep/ps.hpp"
 #include "tools/ubep/run.hpp"
 #include "ubep/ubep.hpp"
 #ifdef UBEP_HAVE_SIM
@@ -27,6 +28,9 @@ int main(int argc, char** argv) {
   RunOptions run;
   CLI::App* run_app = app.add_subcommand("run", "run a MoE layer over a safetensors file");
   add_run_options(*run_app, run);
+  PsOptions ps;
+  CLI::App* ps_app = app.add_subcommand("ps", "what the ranks of running jobs do and wait for");
+  add_ps_options(*ps_app, ps);
 #ifdef UBEP_HAVE_SIM
   SimCommand sim;
   CLI::App* sim_app = app.add_subcommand("sim", "dispatch and combine on a pod, in virtual time");
@@ -41,6 +45,7 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
     if (bench_app->parsed()) return run_bench(*bench_app, bench);
+    if (ps_app->parsed()) return run_ps(ps);
 #ifdef UBEP_HAVE_SIM
     if (tpot_app->parsed()) return run_tpot(*tpot_app, tpot);
     if (sim_app->parsed()) return run_sim(*sim_app, sim);

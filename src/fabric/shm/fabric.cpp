@@ -33,33 +33,34 @@ std::unique_ptr<ShmFabric> ShmFabric::join(const JoinRequest& request,
     own->set_inbox(SharedFile::create(kInboxFile,
                                       request.inbox_bytes[static_cast<std::size_t>(request.rank)]));
   }
-  ProbeResult probe;
-  Segments segments =
-      threads != nullptr ? threads->join(request, own) : join_processes(request, own, probe);
+  Meeting meeting =
+      threads != nullptr ? threads->join(request, own) : join_processes(request, own);
   std::unique_ptr<ShmFabric> fabric(
-      new ShmFabric(request.rank, std::move(segments), threads != nullptr));
-  fabric->facts_.flag_one_way_ns = probe.one_way_ns;
-  fabric->facts_.placement = classify(probe.one_way_ns);
-  fabric->probe_ = std::move(probe);
+      new ShmFabric(request.rank, std::move(meeting.segments), threads != nullptr));
+  fabric->group_ = meeting.group;
+  fabric->facts_.flag_one_way_ns = meeting.probe.one_way_ns;
+  fabric->facts_.placement = classify(meeting.probe.one_way_ns);
+  fabric->probe_ = std::move(meeting.probe);
   return fabric;
 }
 
 bool ShmFabric::probe_again(std::uint64_t number, bool pin) {
-  const auto others = static_cast<std::uint64_t>(size()) - 1;
+  const std::uint64_t others = members_.size() - 1;
   if (threads_ || others == 0 || probe_.host_cpu < 0) return false;
-  const int other = 1 + static_cast<int>(number % others);
-  if (rank_ != 0 && rank_ != other) return false;
-  const int cpu = rank_ == 0 ? first_cpu() : last_cpu_but(probe_.host_cpu);
+  const int host = members_.front();
+  const int other = members_[1 + number % others];
+  if (rank_ != host && rank_ != other) return false;
+  const int cpu = rank_ == host ? first_cpu() : last_cpu_but(probe_.host_cpu);
   if (cpu < 0) return false;
   // Behind all values of the set-up, which starts at 1 + rank x 10^6.
   const std::uint64_t first = (kMaxRanks + 1) * 1'000'000ULL + number * kFlagsPerProbe;
   std::optional<PinnedTo> pinned;
   if (pin) pinned.emplace(cpu);
   double ns =
-      ping_pong_ns(own_ + kProbeOffset, at(rank_ == 0 ? other : 0) + kProbeOffset,
-                   {.starter = rank_ == 0, .first = first, .batches = 5, .patience = kPatience});
+      ping_pong_ns(own_ + kProbeOffset, at(rank_ == host ? other : host) + kProbeOffset,
+                   {.starter = rank_ == host, .first = first, .batches = 5, .patience = kPatience});
   if (ns <= 0) return false;
-  if (rank_ == 0) {
+  if (rank_ == host) {
     probe_.by_peer[static_cast<std::size_t>(other)] = ns;
     ns = *std::max_element(probe_.by_peer.begin(), probe_.by_peer.end());
   }
@@ -70,7 +71,10 @@ bool ShmFabric::probe_again(std::uint64_t number, bool pin) {
 
 ShmFabric::ShmFabric(int rank, Segments segments, bool threads)
     : rank_(rank), threads_(threads), pid_(getpid()), segments_(std::move(segments)) {
-  for (const auto& segment : segments_) base_.push_back(segment->data());
+  for (std::size_t r = 0; r < segments_.size(); ++r) {
+    base_.push_back(segments_[r]->data());
+    if (segments_[r]->fd() >= 0) members_.push_back(static_cast<int>(r));
+  }
   for (const auto& segment : segments_) inbox_.push_back(segment->inbox().data());
   own_ = segments_[static_cast<std::size_t>(rank)]->data();
   facts_.mapped = true;
@@ -94,9 +98,21 @@ PeerState ShmFabric::peer_state(int rank) const {
   return PeerState::live;
 }
 
+void ShmFabric::end_peer(int rank) const {
+  if (peer_state(rank) != PeerState::dead) segments_[static_cast<std::size_t>(rank)]->end_owner();
+}
+
 void ShmFabric::set_state(PeerState state) {
   // publishes: all earlier words; a peer that sees `left` or `failed` sees those too.
   SharedWord(own_ + kStateOffset).store_release(static_cast<std::uint64_t>(state));
+}
+
+void ShmFabric::introduce(Identity identity) {
+  identity.group = group_;
+  identity.rank = rank_;
+  identity.size = size();
+  identity.pid = pid_;
+  show_identity(own_, identity);
 }
 
 void ShmFabric::prepare(Range range) {
@@ -125,6 +141,10 @@ const std::byte* ShmFabric::map_side_by_side(Range range) {
   windows_.push_back({range.offset, data, bytes});
   madvise(data, bytes, MADV_DONTFORK);
   for (std::size_t r = 0; r < segments_.size(); ++r) {
+    if (segments_[r]->fd() < 0) {  // absent: zeros
+      mprotect(data + r * range.bytes, range.bytes, PROT_READ);
+      continue;
+    }
     void* part = mmap(data + r * range.bytes, range.bytes, PROT_READ, MAP_SHARED | MAP_FIXED,
                       segments_[r]->fd(), static_cast<off_t>(range.offset));
     if (part == MAP_FAILED) {

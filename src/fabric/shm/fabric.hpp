@@ -7,8 +7,9 @@
 #include <vector>
 
 #include "base/fabric_facts.hpp"
+#include "fabric/shm/notice.hpp"
 #include "fabric/shm/probe.hpp"
-#include "fabric/shm/rendezvous.hpp"
+#include "fabric/shm/thread_rendezvous.hpp"
 #include "memory/copy.hpp"
 #include "memory/word.hpp"
 
@@ -57,13 +58,21 @@ class ShmFabric {
   int progress() const { return 0; }
   void work(Work) const {}
 
-  // Measures again how far rank 0 is from one other rank, whose turn `number` (1, 2, ...) says. All
+  // Measures again how far the first member is from one other rank, whose turn `number` (1, 2, ...) says. All
   // ranks call it at about the same time; whoever does not costs the two up to a millisecond.
   // `pin`: to two CPUs for that time, as at set-up; else where they are. Returns whether facts()
   // are new. Ranks that are threads have no probe.
   bool probe_again(std::uint64_t number, bool pin);
 
   PeerState peer_state(int rank) const;
+  // Ends the process of a peer, and waits for its end. Throws Error{setup}.
+  void end_peer(int rank) const;
+  const std::vector<int>& members() const { return members_; }  // who takes part, ascending
+
+  // For whoever looks from outside (notice.hpp).
+  void introduce(Identity identity);
+  void show_wait(const WaitShown& wait) { ubep::show_wait(own_, wait); }
+
   void set_state(PeerState state);
 
   // [offset, offset + bytes) of all segments one behind the other, read-only. Kept until the end.
@@ -83,6 +92,8 @@ class ShmFabric {
   bool threads_;
   int pid_;
   Segments segments_;
+  std::vector<int> members_;
+  std::uint64_t group_ = 0;
   std::vector<const std::byte*> base_;
   std::byte* own_;
   std::vector<std::byte*> inbox_;

@@ -1,6 +1,7 @@
 #include "fabric/shm/rendezvous.hpp"
 
 #include <fmt/format.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <cstring>
 #include <functional>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "fabric/shm/probe.hpp"
@@ -18,7 +20,7 @@
 namespace ubep {
 namespace {
 
-constexpr auto kLinger = std::chrono::seconds(1);   // of rank 0, for ranks to be told of an error
+constexpr auto kLinger = std::chrono::seconds(1);   // of the host, for ranks to be told of an error
 constexpr auto kHearing = std::chrono::seconds(2);  // of who has connected, to say who it is
 constexpr auto kLook = std::chrono::milliseconds(100);  // between looks at those who wait
 constexpr std::uint64_t kMagic = 0x31'50'45'42'55;      // "UBEP1"
@@ -33,12 +35,12 @@ struct Hello {
   std::uint64_t fields[kMaxAgreedFields];
 };
 
-// From rank 0 to the others. A refusal has this form in all wire versions.
+// From the host, the first member, to the others. A refusal has this form in all wire versions.
 struct Order {
   enum class Kind : std::uint32_t { refuse, segments, probe, go };
   Kind kind;
-  std::int32_t cpu;     // probe: where rank 0 runs
-  std::uint64_t first;  // probe: first flag value
+  std::int32_t cpu;     // probe: where the host runs
+  std::uint64_t first;  // probe: first flag value; segments: the group's number
   double one_way_ns;    // go: this rank's result
   char text[472];       // refuse
 };
@@ -46,13 +48,25 @@ static_assert(sizeof(Order) == 496);
 
 [[noreturn]] void fail(const std::string& text) { throw Error(ErrorCode::setup, text); }
 
+std::string rank_list(const std::vector<int>& ranks) {
+  return fmt::format("{}", fmt::join(ranks, ", "));
+}
+
+bool all_take_part(const JoinRequest& request) {
+  return request.members.size() == static_cast<std::size_t>(request.size);
+}
+
+// Each set of members has its own: who comes early for the next one does not disturb the last.
 std::string socket_name(const JoinRequest& request) {
-  const std::size_t hash = std::hash<std::string>{}(request.job);
-  return fmt::format("ubep-{}-{:016x}", geteuid(), hash);
+  std::string key = request.job;
+  if (!all_take_part(request)) key += " members " + rank_list(request.members);
+  return fmt::format("ubep-{}-{:016x}", geteuid(), std::hash<std::string>{}(key));
 }
 
 std::string job_text(const JoinRequest& request) {
-  return fmt::format("job '{}' of {} ranks (socket @{})", request.job, request.size,
+  const std::string members =
+      all_take_part(request) ? "" : fmt::format(", members {},", rank_list(request.members));
+  return fmt::format("job '{}' of {} ranks{} (socket @{})", request.job, request.size, members,
                      socket_name(request));
 }
 
@@ -62,23 +76,6 @@ Socket listen_for(const JoinRequest& request) {
   } catch (const Error& error) {
     fail(fmt::format("{} (job '{}')", error.what(), request.job));
   }
-}
-
-std::string rank_list(const std::vector<int>& ranks) {
-  return fmt::format("{}", fmt::join(ranks, ", "));
-}
-
-std::string difference(const AgreedFields& mine, int my_rank, const std::uint64_t* theirs,
-                       int their_rank) {
-  for (std::size_t i = 0; i < kMaxAgreedFields; ++i) {
-    if (mine[i].name == nullptr || mine[i].value == theirs[i]) continue;
-    const auto text = [&](std::uint64_t value) {
-      return mine[i].text == nullptr ? std::to_string(value) : mine[i].text(value);
-    };
-    return fmt::format("{} differs: rank {} has {}, rank {} has {}", mine[i].name, my_rank,
-                       text(mine[i].value), their_rank, text(theirs[i]));
-  }
-  return {};
 }
 
 // Closes what is still in the list.
@@ -109,21 +106,40 @@ std::shared_ptr<Segment> attach_peer(const JoinRequest& request, int rank, int* 
   return segment;
 }
 
-// Rank 0's side.
+// Of ranks that are no members, an empty one that nobody else has.
+Segments absent_segments(const JoinRequest& request) {
+  Segments segments;
+  for (int r = 0; r < request.size; ++r) {
+    const auto i = static_cast<std::size_t>(r);
+    if (std::find(request.members.begin(), request.members.end(), r) != request.members.end()) {
+      segments.push_back(nullptr);
+      continue;
+    }
+    auto segment = std::make_shared<Segment>(Segment::absent(request.segment_bytes[i], r));
+    if (!request.inbox_bytes.empty()) {
+      segment->set_inbox(SharedFile::absent(kInboxFile, request.inbox_bytes[i]));
+    }
+    segments.push_back(std::move(segment));
+  }
+  return segments;
+}
+
+// The first member's side.
 class Host {
  public:
   Host(const JoinRequest& request, std::shared_ptr<Segment> own)
       : request_(request), own_(std::move(own)), peers_(static_cast<std::size_t>(request.size)) {}
 
-  Segments run(ProbeResult& probe) {
+  Meeting run() {
+    Meeting meeting{.segments = {}, .group = random_number(), .probe = {}};
     try {
       gather();
-      hand_out();
-      Segments segments = attach_all();
-      probe.one_way_ns = probe_all(segments);
-      probe.host_cpu = first_cpu();
-      for (const Peer& peer : peers_) probe.by_peer.push_back(peer.one_way_ns);
-      return segments;
+      hand_out(meeting.group);
+      meeting.segments = attach_all();
+      meeting.probe.one_way_ns = probe_all(meeting.segments);
+      meeting.probe.host_cpu = first_cpu();
+      for (const Peer& peer : peers_) meeting.probe.by_peer.push_back(peer.one_way_ns);
+      return meeting;
     } catch (const Error& error) {
       refuse_all(error.what());
       throw;
@@ -150,9 +166,12 @@ class Host {
     double one_way_ns = 0;
   };
 
+  // Those that join; the first member is this rank.
+  std::span<const int> others() const { return std::span(request_.members).subspan(1); }
+
   std::vector<int> missing() const {
     std::vector<int> ranks;
-    for (int r = 1; r < request_.size; ++r) {
+    for (int r : others()) {
       if (!peers_[static_cast<std::size_t>(r)].socket.valid()) ranks.push_back(r);
     }
     return ranks;
@@ -175,7 +194,8 @@ class Host {
       const auto now = std::chrono::steady_clock::now();
       Socket socket = listener.accept(std::min(deadline, now + kLook));
       if (socket.valid() || now >= deadline) return socket;
-      for (std::size_t r = 1; r < peers_.size(); ++r) {
+      for (int rank : others()) {
+        const auto r = static_cast<std::size_t>(rank);
         if (!peers_[r].socket.gone()) continue;
         fail(fmt::format("{} went away during set-up of job '{}'; rank {} had not arrived", told(r),
                          request_.job, rank_list(missing())));
@@ -186,8 +206,8 @@ class Host {
   void accept_one(const Socket& listener, Deadline deadline) {
     Socket socket = next_guest(listener, deadline);
     if (!socket.valid()) {
-      fail(fmt::format("rank 0: timeout: rank {} did not arrive for {}", rank_list(missing()),
-                       job_text(request_)));
+      fail(fmt::format("rank {}: timeout: rank {} did not arrive for {}", request_.rank,
+                       rank_list(missing()), job_text(request_)));
     }
     if (!socket.same_user()) return;                        // not ours to answer
     std::array<std::byte, 2 * sizeof(Hello)> message = {};  // other versions' may be longer
@@ -216,7 +236,7 @@ class Host {
   }
 
   bool has_arrived(int rank) const {
-    return rank > 0 && rank < request_.size &&
+    return rank >= 0 && rank < request_.size &&
            peers_[static_cast<std::size_t>(rank)].socket.valid();
   }
 
@@ -226,27 +246,28 @@ class Host {
 
   std::string complaint_about(const Hello& hello, int pid) const {
     if (hello.wire_version != kWireVersion) {
-      return fmt::format("wire version differs: rank 0 has {}, rank {} has {}", kWireVersion,
-                         hello.rank, hello.wire_version);
+      return fmt::format("wire version differs: rank {} has {}, rank {} has {}", request_.rank,
+                         kWireVersion, hello.rank, hello.wire_version);
     }
     if (hello.size != request_.size) {
-      return fmt::format("size differs: rank 0 has {}, rank {} has {}", request_.size, hello.rank,
-                         hello.size);
+      return fmt::format("size differs: rank {} has {}, rank {} has {}", request_.rank,
+                         request_.size, hello.rank, hello.size);
     }
-    if (hello.rank <= 0 || hello.rank >= request_.size) {
-      return fmt::format("rank {} joined, expected 1..{}", hello.rank, request_.size - 1);
+    const auto expected = others();
+    if (std::find(expected.begin(), expected.end(), hello.rank) == expected.end()) {
+      return fmt::format("rank {} joined, expected {}", hello.rank, fmt::join(expected, ", "));
     }
     if (has_arrived(hello.rank)) {
       return fmt::format("rank {} joined twice: processes {} and {} say so (job '{}')", hello.rank,
                          peers_[static_cast<std::size_t>(hello.rank)].pid, pid, request_.job);
     }
     for (int r = 0; r < request_.size; ++r) {
-      const int other = r == 0 ? getpid() : peers_[static_cast<std::size_t>(r)].pid;
+      const int other = r == request_.rank ? getpid() : peers_[static_cast<std::size_t>(r)].pid;
       if (other != hello.pid) continue;
       return fmt::format("ranks {} and {} are in one process: use a ThreadGroup for all ranks", r,
                          hello.rank);
     }
-    return difference(request_.fields, 0, hello.fields, hello.rank);
+    return difference(request_.fields, request_.rank, hello.fields, hello.rank);
   }
 
   static void send_refusal(const Socket& socket, const std::string& text) {
@@ -277,25 +298,27 @@ class Host {
   }
 
   // Every rank gets the descriptors of all others, in rank order.
-  void hand_out() {
-    for (int r = 1; r < request_.size; ++r) {
+  void hand_out(std::uint64_t group) {
+    for (int r : others()) {
       std::vector<int> fds = own_fds_;
-      for (int q = 1; q < request_.size; ++q) {
+      for (int q : others()) {
         const std::vector<int>& theirs = peers_[static_cast<std::size_t>(q)].fds;
         if (q != r) fds.insert(fds.end(), theirs.begin(), theirs.end());
       }
       Order order = {};
       order.kind = Order::Kind::segments;
+      order.first = group;
       const auto i = static_cast<std::size_t>(r);
       if (!peers_[i].socket.send(&order, sizeof(order), fds)) vanished(i);
     }
   }
 
   Segments attach_all() {
-    Segments segments{own_};
-    for (int r = 1; r < request_.size; ++r) {
+    Segments segments = absent_segments(request_);
+    segments[static_cast<std::size_t>(request_.rank)] = own_;
+    for (int r : others()) {
       std::vector<int>& fds = peers_[static_cast<std::size_t>(r)].fds;
-      segments.push_back(attach_peer(request_, r, fds.data()));
+      segments[static_cast<std::size_t>(r)] = attach_peer(request_, r, fds.data());
       fds.clear();
     }
     return segments;
@@ -310,7 +333,8 @@ class Host {
     double slowest = 0;
     bool all_measured = true;
     const int cpu = first_cpu();
-    for (std::size_t r = 1; r < peers_.size(); ++r) {
+    for (int rank : others()) {
+      const auto r = static_cast<std::size_t>(rank);
       const std::uint64_t first = 1 + r * 1'000'000;
       Order order = {};
       order.kind = Order::Kind::probe;
@@ -331,11 +355,12 @@ class Host {
       slowest = std::max(slowest, peers_[r].one_way_ns);
       all_measured = all_measured && peers_[r].one_way_ns > 0;
     }
-    for (std::size_t r = 1; r < peers_.size(); ++r) {
+    for (int r : others()) {
+      const Peer& peer = peers_[static_cast<std::size_t>(r)];
       Order order = {};
       order.kind = Order::Kind::go;
-      order.one_way_ns = peers_[r].one_way_ns;
-      (void)peers_[r].socket.send(&order, sizeof(order));  // a death now shows in its life lock
+      order.one_way_ns = peer.one_way_ns;
+      (void)peer.socket.send(&order, sizeof(order));  // a death now shows in its life lock
     }
     return all_measured ? slowest : 0;
   }
@@ -354,36 +379,36 @@ class Guest {
   Guest(const JoinRequest& request, std::shared_ptr<Segment> own)
       : request_(request), own_(std::move(own)) {}
 
-  Segments run(ProbeResult& probe) {
+  Meeting run() {
     std::vector<int> fds;
     const CloseAll not_attached{fds};
     Order order = {};
     while (!introduce() || !receive(order, fds)) {
-      // Rank 0 of an earlier set-up closed its socket under us: try again until the deadline.
+      // The host of an earlier set-up closed its socket under us: try again until the deadline.
       if (std::chrono::steady_clock::now() >= request_.deadline) {
         no_answer();
       }
     }
-    Segments segments = attach(order, fds);
+    Meeting meeting{.segments = attach(order, fds), .group = order.first, .probe = {}};
     for (;;) {
       fds.clear();
       if (!receive(order, fds)) no_answer();
       if (order.kind == Order::Kind::go) break;
-      if (order.kind == Order::Kind::probe) answer_probe(order, segments);
-      if (order.kind == Order::Kind::probe) probe.host_cpu = order.cpu;
+      if (order.kind == Order::Kind::probe) answer_probe(order, meeting.segments);
+      if (order.kind == Order::Kind::probe) meeting.probe.host_cpu = order.cpu;
     }
-    probe.one_way_ns = order.one_way_ns;
-    return segments;
+    meeting.probe.one_way_ns = order.one_way_ns;
+    return meeting;
   }
 
  private:
   [[noreturn]] void no_answer() const {
     if (host_ == 0) {
-      fail(fmt::format("rank {}: timeout: rank 0 did not arrive for {}", request_.rank,
-                       job_text(request_)));
+      fail(fmt::format("rank {}: timeout: rank {} did not arrive for {}", request_.rank,
+                       request_.host(), job_text(request_)));
     }
-    fail(fmt::format("rank {}: rank 0 (process {}) {} during set-up of {}", request_.rank, host_,
-                     !socket_.valid() || socket_.gone() ? "went away" : "did not answer",
+    fail(fmt::format("rank {}: rank {} (process {}) {} during set-up of {}", request_.rank,
+                     request_.host(), host_, !socket_.valid() || socket_.gone() ? "went away" : "did not answer",
                      job_text(request_)));
   }
 
@@ -403,27 +428,29 @@ class Guest {
   }
 
   bool receive(Order& order, std::vector<int>& fds) {
-    // Rank 0 waits for the last rank until its own deadline and then says so: leave it time to.
+    // The host waits for the last rank until its own deadline and then says so: leave it time to.
     const auto patience = request_.deadline + std::chrono::seconds(2);
     if (socket_.receive(&order, sizeof(order), fds, patience) != sizeof(order)) return false;
     if (order.kind == Order::Kind::refuse) {
       order.text[sizeof(order.text) - 1] = 0;
-      fail(fmt::format("rank {}: refused by rank 0: {}", request_.rank, order.text));
+      fail(fmt::format("rank {}: refused by rank {}: {}", request_.rank, request_.host(),
+                       order.text));
     }
     return true;
   }
 
   Segments attach(const Order& order, std::vector<int>& fds) {
-    const auto size = static_cast<std::size_t>(request_.size);
+    const std::size_t members = request_.members.size();
     const std::size_t each = descriptors_of(*own_).size();
-    if (order.kind != Order::Kind::segments || fds.size() != (size - 1) * each) {
-      fail("rank 0 sent an unexpected message");
+    if (order.kind != Order::Kind::segments || fds.size() != (members - 1) * each) {
+      fail(fmt::format("rank {} sent an unexpected message", request_.host()));
     }
-    Segments segments;
+    Segments segments = absent_segments(request_);
     int* next = fds.data();
-    for (int r = 0; r < request_.size; ++r) {
-      segments.push_back(r == request_.rank ? own_ : attach_peer(request_, r, next));
-      if (r != request_.rank) next += each;
+    for (int r : request_.members) {
+      const bool own = r == request_.rank;
+      segments[static_cast<std::size_t>(r)] = own ? own_ : attach_peer(request_, r, next);
+      if (!own) next += each;
     }
     return segments;
   }
@@ -437,14 +464,15 @@ class Guest {
     }
     const PinnedTo pinned(cpu);
     (void)socket_.send(&can, sizeof(can));
-    (void)ping_pong_ns(own_->data() + kProbeOffset, segments[0]->data() + kProbeOffset,
-                       {.starter = false, .first = order.first});  // rank 0 measures
+    (void)ping_pong_ns(own_->data() + kProbeOffset,
+                       segments[static_cast<std::size_t>(request_.host())]->data() + kProbeOffset,
+                       {.starter = false, .first = order.first});  // the host measures
   }
 
   const JoinRequest& request_;
   std::shared_ptr<Segment> own_;
   Socket socket_;
-  int host_ = 0;  // rank 0's process, once it was seen
+  int host_ = 0;  // the first member's process, once it was seen
 };
 
 // Set-ups of this process that are under way. Two of one rank and job could take each other's
@@ -481,68 +509,38 @@ class OnlyOne {
 
 }  // namespace
 
-Segments join_processes(const JoinRequest& request, std::shared_ptr<Segment> own,
-                        ProbeResult& probe) {
-  if (request.size == 1) return {std::move(own)};
-  const OnlyOne set_up(request);
-  if (request.rank == 0) return Host(request, std::move(own)).run(probe);
-  return Guest(request, std::move(own)).run(probe);
-}
-
-namespace detail {
-
-ThreadRendezvous::ThreadRendezvous(int size)
-    : waiting_(static_cast<std::size_t>(size)), fields_(static_cast<std::size_t>(size)) {}
-
-std::string ThreadRendezvous::find_difference() const {
-  for (std::size_t r = 1; r < fields_.size(); ++r) {
-    std::uint64_t values[kMaxAgreedFields];
-    for (std::size_t i = 0; i < kMaxAgreedFields; ++i) values[i] = fields_[r][i].value;
-    std::string text = difference(fields_[0], 0, values, static_cast<int>(r));
-    if (!text.empty()) return text;
+std::string difference(const AgreedFields& mine, int my_rank, const std::uint64_t* theirs,
+                       int their_rank) {
+  for (std::size_t i = 0; i < kMaxAgreedFields; ++i) {
+    if (mine[i].name == nullptr || mine[i].value == theirs[i]) continue;
+    const auto text = [&](std::uint64_t value) {
+      return mine[i].text == nullptr ? std::to_string(value) : mine[i].text(value);
+    };
+    return fmt::format("{} differs: rank {} has {}, rank {} has {}", mine[i].name, my_rank,
+                       text(mine[i].value), their_rank, text(theirs[i]));
   }
   return {};
 }
 
-std::string ThreadRendezvous::missing() const {
-  std::vector<int> ranks;
-  for (std::size_t r = 0; r < waiting_.size(); ++r) {
-    if (waiting_[r] == nullptr) ranks.push_back(static_cast<int>(r));
-  }
-  return rank_list(ranks);
+std::uint64_t random_number() {
+  std::uint64_t number = 0;
+  if (getrandom(&number, sizeof(number), 0) != sizeof(number)) fail("getrandom failed");
+  return number;
 }
 
-// Ends this set-up, alike for all who wait, and begins the next.
-void ThreadRendezvous::settle(std::string error) {
-  outcome_->segments = std::exchange(waiting_, Segments(waiting_.size()));
-  outcome_->error = std::move(error);
-  outcome_->known = true;
-  outcome_ = std::make_shared<Outcome>();
-  arrived_ = 0;
-  changed_.notify_all();
+Meeting join_processes(const JoinRequest& request, std::shared_ptr<Segment> own) {
+  JoinRequest wanted = request;
+  if (wanted.members.empty()) {
+    for (int r = 0; r < wanted.size; ++r) wanted.members.push_back(r);
+  }
+  if (wanted.members.size() == 1) {
+    Meeting alone{.segments = absent_segments(wanted), .group = random_number(), .probe = {}};
+    alone.segments[static_cast<std::size_t>(wanted.rank)] = std::move(own);
+    return alone;
+  }
+  const OnlyOne set_up(wanted);
+  if (wanted.rank == wanted.host()) return Host(wanted, std::move(own)).run();
+  return Guest(wanted, std::move(own)).run();
 }
 
-Segments ThreadRendezvous::join(const JoinRequest& request, std::shared_ptr<Segment> own) {
-  if (static_cast<std::size_t>(request.size) != waiting_.size()) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("size is {}, expected {} as in the ThreadGroup", request.size,
-                            waiting_.size()));
-  }
-  std::unique_lock lock(mutex_);
-  const auto rank = static_cast<std::size_t>(request.rank);
-  if (waiting_[rank] != nullptr) fail(fmt::format("rank {} joined twice", request.rank));
-  waiting_[rank] = std::move(own);
-  fields_[rank] = request.fields;
-  const std::shared_ptr<Outcome> outcome = outcome_;
-  if (++arrived_ == request.size) {
-    settle(find_difference());
-  } else if (!changed_.wait_until(lock, request.deadline, [&] { return outcome->known; })) {
-    settle(fmt::format("timeout: rank {} did not arrive in the ThreadGroup of {} ranks", missing(),
-                       request.size));
-  }
-  if (!outcome->error.empty()) fail(outcome->error);
-  return outcome->segments;
-}
-
-}  // namespace detail
 }  // namespace ubep

@@ -1,16 +1,15 @@
-// How the ranks of one host exchange their segments: rank 0 listens on an abstract Unix socket
-// named by user and job, collects every rank's descriptor and hands the full set to each.
+// How the ranks of one machine exchange their segments: the first member, the meeting's host, listens
+// on an abstract Unix socket named by user and job, collects every rank's descriptor and hands the
+// full set to each.
 //
-// Both sides check the other's user. Whatever goes wrong at rank 0 (a difference in the
+// Both sides check the other's user. Whatever goes wrong at the host (a difference in the
 // configuration, a missing or doubled rank) is told to every rank that has arrived.
 #pragma once
 
 #include <array>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -35,49 +34,36 @@ struct JoinRequest {
   AgreedFields fields;
   std::vector<std::uint64_t> segment_bytes;  // [R]
   std::vector<std::uint64_t> inbox_bytes;    // [R], or empty: nobody pushes
+  std::vector<int> members;                  // who meets, ascending; empty = all ranks
+
+  int host() const { return members.empty() ? 0 : members.front(); }  // where the others join
 };
 
 struct ProbeResult {
   double one_way_ns = 0;        // 0 = not measured
-  std::vector<double> by_peer;  // rank 0: [R]
-  int host_cpu = -1;            // where rank 0 was pinned
+  std::vector<double> by_peer;  // the host: [R]
+  int host_cpu = -1;            // where the host was pinned
 };
 
 // Segments of all ranks, by rank.
 using Segments = std::vector<std::shared_ptr<Segment>>;
 
-// Ranks are processes. Collective; throws Error{setup} before the deadline has long passed. After
-// the exchange rank 0 measures the flag latency to every peer, one after the other, while the
-// others sleep.
-Segments join_processes(const JoinRequest& request, std::shared_ptr<Segment> own,
-                        ProbeResult& probe);
-
-namespace detail {
-
-// Ranks are threads: peers use the owner's mapping, so that a race detector sees one address.
-class ThreadRendezvous {
- public:
-  explicit ThreadRendezvous(int size);
-  Segments join(const JoinRequest& request, std::shared_ptr<Segment> own);
-
- private:
-  // Of one set-up, kept by those who wait for it.
-  struct Outcome {
-    bool known = false;
-    Segments segments;
-    std::string error;
-  };
-  std::string find_difference() const;
-  std::string missing() const;
-  void settle(std::string error);
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int arrived_ = 0;
-  Segments waiting_;
-  std::vector<AgreedFields> fields_;
-  std::shared_ptr<Outcome> outcome_ = std::make_shared<Outcome>();
+// What a rendezvous ends with.
+struct Meeting {
+  Segments segments;
+  std::uint64_t group = 0;  // a random number, the same for all
+  ProbeResult probe;
 };
 
-}  // namespace detail
+// Ranks are processes. Collective; throws Error{setup} before the deadline has long passed. After
+// the exchange the host measures the flag latency to every peer, one after the other, while the
+// others sleep.
+Meeting join_processes(const JoinRequest& request, std::shared_ptr<Segment> own);
+
+// The first field that differs, as text; empty = none. `theirs`: [kMaxAgreedFields].
+std::string difference(const AgreedFields& mine, int my_rank, const std::uint64_t* theirs,
+                       int their_rank);
+// For Meeting::group.
+std::uint64_t random_number();
+
 }  // namespace ubep

@@ -10,6 +10,13 @@
 
 namespace ubep {
 
+// Who holds the life lock of a rank's segment. In its owner's own process it is never seen as held.
+struct LifeLock {
+  bool held = false;
+  int pid = 0;  // 0 = nobody, or it cannot be seen from this PID namespace
+};
+LifeLock look_at_life_lock(int fd, int rank);
+
 class Segment {
  public:
   Segment() = default;
@@ -18,9 +25,12 @@ class Segment {
   // Of a peer. Takes ownership of `fd`.
   static Segment attach(int fd, std::uint64_t bytes, int rank);
 
+  // Of a rank that does not take part: all words are 0, and it never lives.
+  static Segment absent(std::uint64_t bytes, int rank);
+
   std::byte* data() const { return file_.data(); }
   std::uint64_t bytes() const { return file_.bytes(); }
-  int fd() const { return file_.fd(); }
+  int fd() const { return file_.fd(); }  // -1: absent
 
   // data() is null when peers push nothing.
   const SharedFile& inbox() const { return inbox_; }
@@ -31,6 +41,8 @@ class Segment {
   // processes. The lock also goes when its process closes any descriptor of the file, so exactly
   // one exists and it is closed last.
   bool alive() const;
+  // Kills the process that holds the life lock and waits for its end. Throws Error{setup}.
+  void end_owner() const;
 
  private:
   Segment(SharedFile file, int rank) : file_(std::move(file)), rank_(rank) {}

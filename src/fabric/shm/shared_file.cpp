@@ -23,7 +23,8 @@ namespace {
 }  // namespace
 
 void SharedFile::map(const char* name, int protection) {
-  void* data = mmap(nullptr, bytes_, protection, MAP_SHARED | MAP_NORESERVE, fd_, 0);
+  const int sharing = fd_ < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+  void* data = mmap(nullptr, bytes_, protection, sharing | MAP_NORESERVE, fd_, 0);
   if (data == MAP_FAILED) fail(name, bytes_, "mmap");
   madvise(data, bytes_, MADV_DONTFORK);
   data_ = static_cast<std::byte*>(data);
@@ -56,6 +57,13 @@ SharedFile SharedFile::attach(const SharedFileKind& kind, int fd, std::uint64_t 
   if (seals < 0 || (seals & kind.seals) != kind.seals) {
     throw Error(ErrorCode::setup, fmt::format("{} of rank {} is not sealed", kind.name, rank));
   }
+  file.map(kind.name, kind.peer_protection);
+  return file;
+}
+
+SharedFile SharedFile::absent(const SharedFileKind& kind, std::uint64_t bytes) {
+  SharedFile file;
+  file.bytes_ = bytes;
   file.map(kind.name, kind.peer_protection);
   return file;
 }

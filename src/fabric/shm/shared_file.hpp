@@ -33,6 +33,9 @@ class SharedFile {
   // Maps the one of peer `rank`. Takes ownership of `fd`; checks size and seals.
   static SharedFile attach(const SharedFileKind& kind, int fd, std::uint64_t bytes, int rank);
 
+  // Zeros that nobody shares, for a rank that does not take part.
+  static SharedFile absent(const SharedFileKind& kind, std::uint64_t bytes);
+
   SharedFile() = default;
   ~SharedFile();
   SharedFile(SharedFile&& other) noexcept;

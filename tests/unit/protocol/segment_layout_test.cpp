@@ -232,40 +232,40 @@ GroupConfig pinned_config() {
 // The wire layout. A change here is a change of kWireVersion.
 TEST(SegmentLayoutTest, WireLayout) {
   const SegmentLayout layout(pinned_config(), 0);
-  EXPECT_EQ(layout.op(0), 256U);
-  EXPECT_EQ(layout.op(7), 256U + 7 * 64);
-  EXPECT_EQ(layout.pub(0), 768U);
-  EXPECT_EQ(layout.out(0), 832U);
-  EXPECT_EQ(layout.done(0), 896U);
-  EXPECT_EQ(layout.pub(1), 960U);
-  EXPECT_EQ(layout.offsets(0).offset, 1152U);
+  EXPECT_EQ(layout.op(0), 512U);
+  EXPECT_EQ(layout.op(7), 512U + 7 * 64);
+  EXPECT_EQ(layout.pub(0), 1024U);
+  EXPECT_EQ(layout.out(0), 1088U);
+  EXPECT_EQ(layout.done(0), 1152U);
+  EXPECT_EQ(layout.pub(1), 1216U);
+  EXPECT_EQ(layout.offsets(0).offset, 1408U);
   EXPECT_EQ(layout.offsets(0).bytes, 20U);
   EXPECT_EQ(layout.max_entries(), 800U);
-  EXPECT_EQ(layout.entries(0, 0, 0).offset, 1216U);
-  EXPECT_EQ(layout.entries(0, 5, 3).offset, 1216U + 60);
+  EXPECT_EQ(layout.entries(0, 0, 0).offset, 1472U);
+  EXPECT_EQ(layout.entries(0, 5, 3).offset, 1472U + 60);
   EXPECT_EQ(layout.entries(0, 5, 3).bytes, 36U);
-  EXPECT_EQ(layout.offsets(1).offset, 10816U);
-  EXPECT_EQ(layout.entries(1, 0, 0).offset, 10880U);
+  EXPECT_EQ(layout.offsets(1).offset, 11072U);
+  EXPECT_EQ(layout.entries(1, 0, 0).offset, 11136U);
 }
 
 TEST(SegmentLayoutTest, WireLayoutOfRowsAndBases) {
   const SegmentLayout layout(pinned_config(), 0);
-  EXPECT_EQ(layout.x(0, 14336, 0, 0).offset, 20480U);
+  EXPECT_EQ(layout.x(0, 14336, 0, 0).offset, 24576U);
   EXPECT_EQ(layout.x_area_bytes(), 1'433'600U);  // 100 rows: 350 whole pages
-  EXPECT_EQ(layout.x(1, 14336, 0, 0).offset, 20480U + 1'433'600);
-  EXPECT_EQ(layout.x(0, 64, 9, 2).offset, 20480U + 9 * 64);
+  EXPECT_EQ(layout.x(1, 14336, 0, 0).offset, 24576U + 1'433'600);
+  EXPECT_EQ(layout.x(0, 64, 9, 2).offset, 24576U + 9 * 64);
   EXPECT_EQ(layout.x(0, 64, 9, 2).bytes, 128U);
-  EXPECT_EQ(layout.bases(0, 0, 3).offset, 2'887'680U);
-  EXPECT_EQ(layout.bases(0, 2, 3).offset, 2'887'680U + 24);
+  EXPECT_EQ(layout.bases(0, 0, 3).offset, 2'891'776U);
+  EXPECT_EQ(layout.bases(0, 2, 3).offset, 2'891'776U + 24);
   EXPECT_EQ(layout.bases(0, 2, 3).bytes, 12U);
-  EXPECT_EQ(layout.out_expert(0, 0), 2'887'680U + 64);
-  EXPECT_EQ(layout.out_expert(0, 2), 2'887'680U + 64 + 16);
-  EXPECT_EQ(layout.bases(1, 0, 3).offset, 2'887'680U + 128);
-  EXPECT_EQ(layout.y(0, 64, 0, 0).offset, 2'891'776U);
+  EXPECT_EQ(layout.out_expert(0, 0), 2'891'776U + 64);
+  EXPECT_EQ(layout.out_expert(0, 2), 2'891'776U + 64 + 16);
+  EXPECT_EQ(layout.bases(1, 0, 3).offset, 2'891'776U + 128);
+  EXPECT_EQ(layout.y(0, 64, 0, 0).offset, 2'895'872U);
   // 4 sources x 100 tokens x 8 choices, and 255 padding rows for each of 3 experts.
   EXPECT_EQ(layout.y_area_bytes(), round_up((3200U + 765) * 14336, 4096));
-  EXPECT_EQ(layout.y(1, 64, 3, 1).offset, 2'891'776U + layout.y_area_bytes() + 192);
-  EXPECT_EQ(layout.bytes(), 2'891'776U + 2 * layout.y_area_bytes());
+  EXPECT_EQ(layout.y(1, 64, 3, 1).offset, 2'895'872U + layout.y_area_bytes() + 192);
+  EXPECT_EQ(layout.bytes(), 2'895'872U + 2 * layout.y_area_bytes());
 }
 
 TEST(SegmentLayoutTest, SizesThatDoNotFitAreRefused) {

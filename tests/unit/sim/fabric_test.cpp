@@ -366,9 +366,9 @@ TEST_F(SimFabricDeathTest, CommitWithoutClaim) {
 
 TEST_F(SimFabricDeathTest, FlagsThatDoNotGrow) {
   writer().store_flag(kFlag, 4);
-  EXPECT_DEATH(writer().store_flag(kFlag, 4), "store_flag at 256: 4 after 4");
+  EXPECT_DEATH(writer().store_flag(kFlag, 4), "store_flag at 512: 4 after 4");
   EXPECT_DEATH(writer().store_flag(kFlag, 3), "3 after 4");
-  EXPECT_DEATH(writer().signal(1, kFlag, 3), "signal at 256: 3 after 4");
+  EXPECT_DEATH(writer().signal(1, kFlag, 3), "signal at 512: 3 after 4");
   EXPECT_DEATH(writer().store_flag(kFlag + 4, 5), "no place for one");
   EXPECT_DEATH(writer().store_flag(8, 5), "no place for one");
 }

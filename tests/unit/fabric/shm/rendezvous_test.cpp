@@ -1,5 +1,5 @@
 // Set-up of a group and its refusals. Ranks are forked processes, or threads where it says so.
-#include "fabric/shm/rendezvous.hpp"
+#include "fabric/shm/thread_rendezvous.hpp"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -15,6 +15,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/fabric_facts.hpp"
 #include "fabric/shm/socket.hpp"
 #include "support/ranks.hpp"
 #include "ubep/status.hpp"
@@ -50,13 +51,12 @@ Outcome join(const JoinRequest& request, std::uint64_t bytes = kBytes) {
   Outcome outcome;
   try {
     auto own = std::make_shared<Segment>(Segment::create(bytes, request.rank));
-    own->data()[256] = static_cast<std::byte>(100 + request.rank);
-    ProbeResult probe;
-    const Segments segments = join_processes(request, own, probe);
+    own->data()[kFabricHeaderBytes] = static_cast<std::byte>(100 + request.rank);
+    const Segments segments = join_processes(request, own).segments;
     outcome.joined = true;
     for (std::size_t r = 0; r < segments.size(); ++r) {
       // Peers wrote before they joined.
-      outcome.seen[r] = segments[r]->data()[256];
+      outcome.seen[r] = segments[r]->data()[kFabricHeaderBytes];
     }
   } catch (const Error& error) {
     std::snprintf(outcome.error, sizeof(outcome.error), "%.400s", error.what());
@@ -354,7 +354,7 @@ TEST(RendezvousTest, RanksOutOfRangeAreRefused) {
                                  (void)greet(request, &hello, sizeof(hello), answer);
                                  return Outcome{};
                                }});
-    expect_error(outcomes[0], "rank " + std::to_string(rank) + " joined, expected 1..1");
+    expect_error(outcomes[0], "rank " + std::to_string(rank) + " joined, expected 1");
   }
 }
 
@@ -383,10 +383,10 @@ std::vector<std::string> join_threads(detail::ThreadRendezvous& rendezvous,
     threads.emplace_back([&, i] {
       try {
         auto own = std::make_shared<Segment>(Segment::create(kBytes, requests[i].rank));
-        own->data()[256] = static_cast<std::byte>(requests[i].rank);
-        const Segments segments = rendezvous.join(requests[i], own);
+        own->data()[kFabricHeaderBytes] = static_cast<std::byte>(requests[i].rank);
+        const Segments segments = rendezvous.join(requests[i], own).segments;
         for (std::size_t r = 0; r < segments.size(); ++r) {
-          if (segments[r]->data()[256] != static_cast<std::byte>(r)) errors[i] = "wrong segment";
+          if (segments[r]->data()[kFabricHeaderBytes] != static_cast<std::byte>(r)) errors[i] = "wrong segment";
         }
       } catch (const Error& error) {
         errors[i] = error.what();

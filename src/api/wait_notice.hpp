@@ -1,0 +1,59 @@
+// Shows in the own segment what this rank has been waiting for, for `ubep ps`.
+//
+// Any lane; only once a wait has lasted, and not often: nothing of it is on the fast path but a look
+// at a private word.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+#include "fabric/shm/fabric.hpp"
+#include "memory/word.hpp"
+
+namespace ubep {
+
+class WaitNotice {
+ public:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::milliseconds kAfter{20};
+  static constexpr std::chrono::milliseconds kEvery{50};
+
+  // At each look of a wait. `describe` returns the Status that is shown.
+  template <class Describe>
+  void show(ShmFabric& fabric, Describe describe) {
+    // claims: the times and the shown words, of whoever showed last; others come again.
+    if (!state_.try_claim(kNothing, kBusy) && !state_.try_claim(kWaiting, kBusy)) return;
+    const auto now = Clock::now();
+    if (since_ == Clock::time_point{}) {
+      since_ = now;
+      next_ = now + kAfter;
+    }
+    if (now >= next_) {
+      const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(since_.time_since_epoch());
+      fabric.show_wait({.status = describe(), .since_ns = static_cast<std::uint64_t>(ns.count())});
+      shown_ = true;
+      next_ = now + kEvery;
+    }
+    state_.store_release(kWaiting);  // publishes: the times, to the next that claims
+  }
+
+  // The wait is over.
+  void clear(ShmFabric& fabric) {
+    // acquires: nothing; the claim does.
+    if (state_.load_acquire() == kNothing) return;
+    if (!state_.try_claim(kWaiting, kBusy)) return;  // claims: as in show()
+    since_ = {};
+    if (shown_) fabric.show_wait({});
+    shown_ = false;
+    state_.store_release(kNothing);  // publishes: the times, to the next that claims
+  }
+
+ private:
+  enum : std::uint64_t { kNothing, kWaiting, kBusy };
+  LaneWord state_{kNothing};
+  Clock::time_point since_;
+  Clock::time_point next_;
+  bool shown_ = false;
+};
+
+}  // namespace ubep

@@ -1,0 +1,71 @@
+#include "fabric/shm/thread_rendezvous.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <utility>
+
+#include "ubep/status.hpp"
+
+namespace ubep::detail {
+namespace {
+
+[[noreturn]] void fail(const std::string& text) { throw Error(ErrorCode::setup, text); }
+
+}  // namespace
+
+ThreadRendezvous::ThreadRendezvous(int size)
+    : waiting_(static_cast<std::size_t>(size)), fields_(static_cast<std::size_t>(size)) {}
+
+std::string ThreadRendezvous::find_difference() const {
+  for (std::size_t r = 1; r < fields_.size(); ++r) {
+    std::uint64_t values[kMaxAgreedFields];
+    for (std::size_t i = 0; i < kMaxAgreedFields; ++i) values[i] = fields_[r][i].value;
+    std::string text = difference(fields_[0], 0, values, static_cast<int>(r));
+    if (!text.empty()) return text;
+  }
+  return {};
+}
+
+std::string ThreadRendezvous::missing() const {
+  std::vector<int> ranks;
+  for (std::size_t r = 0; r < waiting_.size(); ++r) {
+    if (waiting_[r] == nullptr) ranks.push_back(static_cast<int>(r));
+  }
+  return fmt::format("{}", fmt::join(ranks, ", "));
+}
+
+// Ends this set-up, alike for all who wait, and begins the next.
+void ThreadRendezvous::settle(std::string error) {
+  outcome_->meeting.segments = std::exchange(waiting_, Segments(waiting_.size()));
+  outcome_->meeting.group = random_number();
+  outcome_->error = std::move(error);
+  outcome_->known = true;
+  outcome_ = std::make_shared<Outcome>();
+  arrived_ = 0;
+  changed_.notify_all();
+}
+
+Meeting ThreadRendezvous::join(const JoinRequest& request, std::shared_ptr<Segment> own) {
+  if (static_cast<std::size_t>(request.size) != waiting_.size()) {
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("size is {}, expected {} as in the ThreadGroup", request.size,
+                            waiting_.size()));
+  }
+  std::unique_lock lock(mutex_);
+  const auto rank = static_cast<std::size_t>(request.rank);
+  if (waiting_[rank] != nullptr) fail(fmt::format("rank {} joined twice", request.rank));
+  waiting_[rank] = std::move(own);
+  fields_[rank] = request.fields;
+  const std::shared_ptr<Outcome> outcome = outcome_;
+  if (++arrived_ == request.size) {
+    settle(find_difference());
+  } else if (!changed_.wait_until(lock, request.deadline, [&] { return outcome->known; })) {
+    settle(fmt::format("timeout: rank {} did not arrive in the ThreadGroup of {} ranks", missing(),
+                       request.size));
+  }
+  if (!outcome->error.empty()) fail(outcome->error);
+  return outcome->meeting;
+}
+
+}  // namespace ubep::detail

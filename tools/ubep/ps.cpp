@@ -1,0 +1,192 @@
+#include "tools/ubep/ps.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "tools/ubep/exit_code.hpp"
+#include "ubep/ubep.hpp"
+
+namespace ubep::tools {
+namespace {
+
+using Ranks = std::span<const RankReport>;
+
+bool waits_for(const RankReport& rank, int peer) {
+  if (rank.wait.ok()) return false;
+  return rank.wait.peer == peer || (peer < 64 && (rank.wait.missing >> peer & 1) != 0);
+}
+
+// What it waits for, without the name of the reporter.
+std::string wait_text(const RankReport& rank) {
+  const Status& wait = rank.wait;
+  if (wait.ok()) return "-";
+  const std::string since = fmt::format("{:.1f} s", rank.waited_ms / 1e3);
+  if (wait.peer < 0) return fmt::format("{}: {}", since, rank.wait_for);
+  std::string text = fmt::format("{}: rank {}, {} is {}, needs {}", since, wait.peer,
+                                 name(wait.word), wait.seen, wait.expected);
+  if (wait.rows > 0) text += fmt::format(", {} rows", wait.rows);
+  if (wait.rows > 0 && wait.kind == OpKind::combine) {
+    text += fmt::format(" of tokens {} to {}", wait.first_token, wait.last_token);
+  }
+  if (wait.expert >= 0) text += fmt::format(", first of expert {}", wait.expert);
+  return text;
+}
+
+std::string process_text(const RankReport& rank) {
+  if (!rank.alive) return rank.state;
+  if (rank.state == "failed" || rank.state == "left") return rank.state;
+  return rank.process.empty() ? "live" : rank.process;
+}
+
+std::string operation_text(const RankReport& rank) {
+  if (rank.operations == 0) return "none yet";
+  return fmt::format("{} {} (epoch {}), {}", name(rank.kind), rank.operations, rank.epoch,
+                     rank.stage);
+}
+
+// Calls body(ranks) for each group.
+template <class Body>
+void for_each_group(Ranks ranks, Body body) {
+  for (std::size_t begin = 0; begin < ranks.size();) {
+    std::size_t end = begin;
+    while (end < ranks.size() && ranks[end].group == ranks[begin].group) ++end;
+    body(ranks.subspan(begin, end - begin));
+    begin = end;
+  }
+}
+
+nlohmann::ordered_json json_of(const RankReport& rank) {
+  nlohmann::ordered_json one{{"rank", rank.rank},         {"pid", rank.pid},
+                             {"alive", rank.alive},       {"state", rank.state},
+                             {"process", rank.process},   {"command", rank.command},
+                             {"operation", nullptr},      {"wait", nullptr}};
+  if (rank.operations > 0) {
+    one["operation"] = {{"kind", name(rank.kind)},
+                        {"number", rank.operations},
+                        {"epoch", rank.epoch},
+                        {"stage", rank.stage}};
+  }
+  const Status& wait = rank.wait;
+  if (wait.ok()) return one;
+  nlohmann::ordered_json text{{"for_ms", rank.waited_ms}, {"code", name(wait.code)},
+                              {"kind", name(wait.kind)},  {"epoch", wait.epoch},
+                              {"text", rank.wait_for},    {"peer", nullptr}};
+  if (wait.peer >= 0) {
+    std::vector<int> missing;
+    for (int r = 0; r < 64; ++r) {
+      if ((wait.missing >> r & 1) != 0) missing.push_back(r);
+    }
+    text["peer"] = wait.peer;
+    text["missing"] = missing;
+    text["word"] = name(wait.word);
+    text["seen"] = wait.seen;
+    text["expected"] = wait.expected;
+    text["rows"] = wait.rows;
+    text["tokens"] = {wait.first_token, wait.last_token};
+    text["expert"] = wait.expert;
+  }
+  one["wait"] = std::move(text);
+  return one;
+}
+
+}  // namespace
+
+std::vector<std::size_t> find_culprits(Ranks ranks) {
+  std::vector<std::size_t> culprits;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const bool awaited = std::any_of(ranks.begin(), ranks.end(), [&](const RankReport& other) {
+      return other.rank != ranks[i].rank && waits_for(other, ranks[i].rank);
+    });
+    if (awaited && (ranks[i].wait.ok() || ranks[i].wait.peer < 0 || !ranks[i].alive ||
+                    ranks[i].process == "stopped")) {
+      culprits.push_back(i);
+    }
+  }
+  return culprits;
+}
+
+std::string verdict(Ranks ranks) {
+  std::vector<int> waiting;
+  for (const RankReport& rank : ranks) {
+    if (!rank.wait.ok() && rank.wait.peer >= 0) waiting.push_back(rank.rank);
+  }
+  if (waiting.empty()) return {};
+  const std::vector<std::size_t> culprits = find_culprits(ranks);
+  if (culprits.empty()) {
+    return fmt::format("rank {} wait for one another: do all start their operations in the same "
+                       "order?",
+                       fmt::join(waiting, ", "));
+  }
+  std::string text;
+  for (std::size_t i : culprits) {
+    const RankReport& rank = ranks[i];
+    std::erase(waiting, rank.rank);
+    if (!text.empty()) text += "\n";
+    text += fmt::format("rank {} (process {}, {}) is waited for: {}", rank.rank, rank.pid,
+                        process_text(rank), operation_text(rank));
+    if (!rank.wait.ok()) text += fmt::format("; {}", wait_text(rank));
+  }
+  if (waiting.empty()) return text;
+  return text + fmt::format("\nrank {} wait", fmt::join(waiting, ", "));
+}
+
+std::string ps_text(Ranks ranks) {
+  std::string text;
+  for_each_group(ranks, [&](Ranks group) {
+    if (!text.empty()) text += "\n";
+    text += fmt::format("job '{}', {} ranks\n", group[0].job, group[0].size);
+    std::size_t width = 9;
+    for (const RankReport& rank : group) width = std::max(width, operation_text(rank).size());
+    text += fmt::format("{:>4}  {:>8}  {:<13}  {:<{}}  {}\n", "rank", "process", "", "operation",
+                        width, "waits for");
+    for (const RankReport& rank : group) {
+      text += fmt::format("{:>4}  {:>8}  {:<13}  {:<{}}  {}\n", rank.rank, rank.pid,
+                          process_text(rank), operation_text(rank), width, wait_text(rank));
+    }
+    const std::string who = verdict(group);
+    if (!who.empty()) text += who + "\n";
+  });
+  return text;
+}
+
+std::string ps_json(Ranks ranks) {
+  nlohmann::ordered_json all{{"schema", "ubep-ps/1"},
+                             {"groups", nlohmann::ordered_json::array()}};
+  for_each_group(ranks, [&](Ranks group) {
+    nlohmann::ordered_json one{{"job", group[0].job},
+                               {"size", group[0].size},
+                               {"slots", group[0].slots},
+                               {"held_up_by", nlohmann::ordered_json::array()},
+                               {"ranks", nlohmann::ordered_json::array()}};
+    for (std::size_t i : find_culprits(group)) one["held_up_by"].push_back(group[i].rank);
+    for (const RankReport& rank : group) one["ranks"].push_back(json_of(rank));
+    all["groups"].push_back(std::move(one));
+  });
+  return all.dump(2) + "\n";
+}
+
+void add_ps_options(CLI::App& app, PsOptions& options) {
+  app.add_flag("--json", options.json, "print JSON (schema ubep-ps/1)");
+  app.add_option("--job", options.job, "only jobs whose name contains this");
+}
+
+int run_ps(const PsOptions& options) {
+  std::vector<RankReport> ranks = inspect_ranks();
+  std::erase_if(ranks, [&](const RankReport& rank) {
+    return rank.job.find(options.job) == std::string::npos;
+  });
+  if (options.json) {
+    fmt::print("{}", ps_json(ranks));
+  } else if (ranks.empty()) {
+    fmt::print("no ranks that this user may look at\n");
+  } else {
+    fmt::print("{}", ps_text(ranks));
+  }
+  return kOk;
+}
+
+}  // namespace ubep::tools
