@@ -31,8 +31,8 @@ struct UBEP_API Bootstrap {
   std::string job;
   std::chrono::milliseconds timeout{30000};
   // The ranks that take part, each once; empty = all of 0..size-1. The others may join later
-  // (Communicator::update_membership); until then they are as ranks that died: their experts give no
-  // outputs. All members name the same. Not with threads.
+  // (Communicator::update_membership); until then they are as ranks that died: their experts give
+  // no outputs. All members name the same. Not with threads.
   std::vector<int> members;
   std::shared_ptr<detail::ThreadRendezvous> threads;  // set by ThreadGroup
   std::string launcher;                               // set by from_environment: for messages

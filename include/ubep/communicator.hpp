@@ -172,15 +172,15 @@ class UBEP_API Communicator {
   // others up to `size`. Ranks that are not named close(). No handle may hold a lease, and views of
   // earlier ones end, unless the communicator has failed, which this mends, too. Epochs begin anew.
   // Throws Error{invalid_argument, misuse}, and Error{setup} within bootstrap.timeout when one does
-  // not come; then this communicator is as it was, and the call can be repeated. Costs a set-up, and
-  // for its time the memory of two.
+  // not come; then this communicator is as it was, and the call can be repeated. Costs a set-up,
+  // and for its time the memory of two.
   void update_membership(std::vector<int> members);
   // The ranks that took part from create() or update_membership() on, lost ones included.
   std::vector<int> members() const;
   // Ends the process of `rank` (SIGKILL), so that it is lost for all: for a rank that hangs. A rank
   // that is masked can never write again. Nothing where it is gone already. Throws Error{misuse}
-  // where ranks are threads or it is the own rank, Error{setup} where it may not be ended: it is then
-  // as it was.
+  // where ranks are threads or it is the own rank, Error{setup} where it may not be ended: it is
+  // then as it was.
   void mask(int rank);
 
   // Local and idempotent; also what the destructor does. Peers that still need this rank's rows

@@ -13,8 +13,8 @@
 
 namespace ubep {
 
-// A rank of one communicator. Numbers are what its segment shows: those of a rank that lies are lies;
-// `pid`, `alive` and `process` are the kernel's.
+// A rank of one communicator. Numbers are what its segment shows: those of a rank that lies are
+// lies; `pid`, `alive` and `process` are the kernel's.
 struct RankReport {
   std::string job;          // Bootstrap::job
   std::uint64_t group = 0;  // a random number that the ranks of one communicator share
@@ -33,9 +33,9 @@ struct RankReport {
   std::uint64_t epoch = 0;       // of the last one
   std::string stage;             // what it has published of that one
 
-  // What it has been waiting for since then, for at least 20 ms: Code::ok = for nothing. Of a lasting
-  // wait the line is at most 50 ms old while its caller waits; `wait.what` is empty, its text in
-  // `wait_for`.
+  // What it has been waiting for since then, for at least 20 ms: Code::ok = for nothing. Of a
+  // lasting wait the line is at most 50 ms old while its caller waits; `wait.what` is empty, its
+  // text in `wait_for`.
   Status wait;
   std::string wait_for;
   double waited_ms = 0;

@@ -51,7 +51,7 @@ struct [[nodiscard]] UBEP_API Status {
   std::uint32_t rows = 0;         // rows of a dispatch, or outputs of a combine;
   std::uint32_t first_token = 0;  //   these are of the reporter's own tokens
   std::uint32_t last_token = 0;   //   first_token to last_token
-  const char* what = "";       // the field that disagrees, a limit, "left", "dead", "failed"
+  const char* what = "";          // the field that disagrees, a limit, "left", "dead", "failed"
 
   bool ok() const { return code == Code::ok; }
   std::string message() const;

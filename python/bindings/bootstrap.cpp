@@ -2,6 +2,7 @@
 
 #include <nanobind/stl/chrono.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include "bindings.hpp"
 
@@ -12,19 +13,22 @@ void bind_bootstrap(nb::module_& module) {
   nb::class_<Bootstrap>(module, "Bootstrap",
                         "How the ranks of one communicator find each other.\n\n"
                         "rank: 0..size-1. job: names the rendezvous, the same on all ranks.\n"
-                        "timeout: seconds, or a timedelta, in which all ranks must arrive.")
+                        "timeout: seconds, or a timedelta, in which all ranks must arrive.\n"
+                        "members: the ranks that take part, the same on all; empty = all of them.")
       .def(
           "__init__",
-          [](Bootstrap* self, int rank, int size, const std::string& job, double timeout) {
+          [](Bootstrap* self, int rank, int size, const std::string& job, double timeout,
+             std::vector<int> members) {
             const std::chrono::milliseconds ms(static_cast<std::int64_t>(timeout * 1e3));
             new (self) Bootstrap{.rank = rank,
                                  .size = size,
                                  .job = job,
                                  .timeout = ms,
+                                 .members = std::move(members),
                                  .threads = {},
                                  .launcher = {}};
           },
-          "rank"_a, "size"_a, "job"_a, "timeout"_a = 30.0)
+          "rank"_a, "size"_a, "job"_a, "timeout"_a = 30.0, "members"_a = std::vector<int>())
       .def_static("from_environment", &Bootstrap::from_environment,
                   "The rank that a launcher's variables tell of; raises SetupError.")
       .def_static("in_environment", &Bootstrap::in_environment,
@@ -32,6 +36,7 @@ void bind_bootstrap(nb::module_& module) {
       .def_rw("rank", &Bootstrap::rank)
       .def_rw("size", &Bootstrap::size)
       .def_rw("job", &Bootstrap::job)
+      .def_rw("members", &Bootstrap::members)
       .def_prop_rw(
           "timeout",
           [](const Bootstrap& self) { return static_cast<double>(self.timeout.count()) / 1e3; },

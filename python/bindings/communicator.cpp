@@ -104,11 +104,11 @@ Communicator join(const Bootstrap& bootstrap, const CommunicatorOptions& options
   return made.get();
 }
 
-std::shared_ptr<PyCommunicator> create(const Bootstrap& bootstrap, const nb::kwargs& given) {
-  CommunicatorOptions options = options_of(given, "Communicator.create");
-  const milliseconds timeout = timeout_of(options);
+std::shared_ptr<PyCommunicator> make(const Bootstrap& bootstrap, CommunicatorOptions options,
+                                     milliseconds timeout) {
   options.timeout = std::min(timeout, kSlice);
   auto made = std::make_shared<PyCommunicator>(join(bootstrap, options));
+  made->bootstrap = bootstrap;
   made->options = options;
   made->timeout = timeout;
   auto& all = communicators();
@@ -117,9 +117,34 @@ std::shared_ptr<PyCommunicator> create(const Bootstrap& bootstrap, const nb::kwa
   return made;
 }
 
+std::shared_ptr<PyCommunicator> create(const Bootstrap& bootstrap, const nb::kwargs& given) {
+  const CommunicatorOptions options = options_of(given, "Communicator.create");
+  return make(bootstrap, options, timeout_of(options));
+}
+
 void close(PyCommunicator& c) {
   const Turn turn(c, "close");
   c.native.close();
+}
+
+// A new one, because views keep the memory of theirs.
+std::shared_ptr<PyCommunicator> update_membership(PyCommunicator& c, std::vector<int> members) {
+  const Turn turn(c, "update_membership");
+  (void)c.native.members();  // refuses a closed one
+  if (members.empty()) {
+    throw Error(ErrorCode::invalid_argument, "members are empty, expected at least this rank");
+  }
+  Bootstrap bootstrap = c.bootstrap;
+  bootstrap.members = std::move(members);
+  auto made = make(bootstrap, c.options, c.timeout);
+  c.native.close();
+  return made;
+}
+
+void mask(PyCommunicator& c, int rank) {
+  const Turn turn(c, "mask");
+  const nb::gil_scoped_release released;
+  c.native.mask(rank);
 }
 
 // At the end of the interpreter: peers are told that this rank left, not that it died.
@@ -268,6 +293,19 @@ void bind_creation(CommunicatorClass& communicator) {
           nb::sig("def plan_memory(rank: int, size: int, *, " UBEP_KEYWORDS ") -> MemoryPlan"),
           "What create() would reserve on `rank` of `size`.")
       .def("close", close, "Local and idempotent. Views stay readable.")
+      .def("update_membership", update_membership, "members"_a,
+           "A communicator of these ranks of this one, and of processes that create theirs with "
+           "the\n"
+           "same Bootstrap.members at about that time (restarted ranks, or others up to size). "
+           "This\n"
+           "one is closed. Collective. Raises SetupError within the bootstrap's timeout when one\n"
+           "does not come; then this one is as it was.")
+      .def("mask", mask, "rank"_a,
+           "Ends the process of a rank that hangs (SIGKILL): it is then lost for all.\n"
+           "Raises Misuse for the own rank and where ranks are threads, SetupError if it may not.")
+      .def_prop_ro(
+          "members", [](const PyCommunicator& c) { return c.native.members(); },
+          "Ranks that took part from its creation on, lost ones included.")
       .def(
           "__enter__", [](nb::handle_t<PyCommunicator> self) { return nb::borrow(self); },
           nb::sig("def __enter__(self) -> Communicator"))

@@ -37,6 +37,7 @@ struct PyCommunicator : std::enable_shared_from_this<PyCommunicator> {
   explicit PyCommunicator(Communicator made) : native(std::move(made)) {}
 
   Communicator native;
+  Bootstrap bootstrap;
   CommunicatorOptions options;  // as they were given
   LaneClock clock;
   std::chrono::milliseconds timeout{};

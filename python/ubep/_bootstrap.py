@@ -13,9 +13,10 @@ def from_environment() -> Bootstrap:
     return Bootstrap.from_environment()
 
 
-def local(rank: int, size: int, job: str, *, timeout: float = 30.0) -> Bootstrap:
-    """A rank given by hand, as under `multiprocessing`; `job` names the rendezvous, the same on all."""
-    return Bootstrap(rank, size, job, timeout)
+def local(rank: int, size: int, job: str, *, timeout: float = 30.0, members: "list[int] | None" = None) -> Bootstrap:
+    """A rank given by hand, as under `multiprocessing`; `job` names the rendezvous, `members` the ranks
+    that take part (None = all of them), both the same on all."""
+    return Bootstrap(rank, size, job, timeout, members or [])
 
 
 def _name() -> str:

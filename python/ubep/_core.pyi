@@ -133,9 +133,10 @@ class Bootstrap:
 
     rank: 0..size-1. job: names the rendezvous, the same on all ranks.
     timeout: seconds, or a timedelta, in which all ranks must arrive.
+    members: the ranks that take part, the same on all; empty = all of them.
     """
 
-    def __init__(self, rank: int, size: int, job: str, timeout: float = 30.0) -> None: ...
+    def __init__(self, rank: int, size: int, job: str, timeout: float = 30.0, members: Sequence[int] = []) -> None: ...
 
     @staticmethod
     def from_environment() -> Bootstrap:
@@ -162,6 +163,12 @@ class Bootstrap:
 
     @job.setter
     def job(self, arg: str, /) -> None: ...
+
+    @property
+    def members(self) -> list[int]: ...
+
+    @members.setter
+    def members(self, arg: Sequence[int], /) -> None: ...
 
     @property
     def timeout(self) -> float:
@@ -440,6 +447,24 @@ class Communicator:
 
     def close(self) -> None:
         """Local and idempotent. Views stay readable."""
+
+    def update_membership(self, members: Sequence[int]) -> Communicator:
+        """
+        A communicator of these ranks of this one, and of processes that create theirs with the
+        same Bootstrap.members at about that time (restarted ranks, or others up to size). This
+        one is closed. Collective. Raises SetupError within the bootstrap's timeout when one
+        does not come; then this one is as it was.
+        """
+
+    def mask(self, rank: int) -> None:
+        """
+        Ends the process of a rank that hangs (SIGKILL): it is then lost for all.
+        Raises Misuse for the own rank and where ranks are threads, SetupError if it may not.
+        """
+
+    @property
+    def members(self) -> list[int]:
+        """Ranks that took part from its creation on, lost ones included."""
 
     def __enter__(self) -> Communicator: ...
 

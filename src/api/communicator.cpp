@@ -139,12 +139,12 @@ void Communicator::Impl::meet() {
   take_facts();
   engine = make_shm_engine(*fabric, {.config = config, .store = facts.store, .absent = absent()});
   const SegmentLayout own(config, rank);
-  fabric->introduce({.slots = static_cast<std::uint32_t>(config.slots),
-                     .first_op = static_cast<std::uint32_t>(own.op(0)),
-                     .first_word = static_cast<std::uint32_t>(own.pub(0)),
-                     .slot_bytes = static_cast<std::uint32_t>(
-                         config.slots > 1 ? own.pub(1) - own.pub(0) : 0),
-                     .job = bootstrap.job});
+  fabric->introduce(
+      {.slots = static_cast<std::uint32_t>(config.slots),
+       .first_op = static_cast<std::uint32_t>(own.op(0)),
+       .first_word = static_cast<std::uint32_t>(own.pub(0)),
+       .slot_bytes = static_cast<std::uint32_t>(config.slots > 1 ? own.pub(1) - own.pub(0) : 0),
+       .job = bootstrap.job});
 }
 
 MemoryPlan Communicator::plan_memory(const CommunicatorOptions& options, int rank, int size) {

@@ -197,8 +197,8 @@ void add_wait(const std::byte* segment, RankReport& report) {
   report.wait_for = printable(wait.text);
   if (report.wait.ok()) return;
   const std::chrono::nanoseconds now = std::chrono::steady_clock::now().time_since_epoch();
-  report.waited_ms = std::max(0.0, static_cast<double>(now.count()) -
-                                       static_cast<double>(wait.since_ns)) / 1e6;
+  report.waited_ms =
+      std::max(0.0, static_cast<double>(now.count()) - static_cast<double>(wait.since_ns)) / 1e6;
 }
 
 bool read_rank(const Window& window, RankReport& report) {

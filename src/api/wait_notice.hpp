@@ -1,7 +1,7 @@
 // Shows in the own segment what this rank has been waiting for, for `ubep ps`.
 //
-// Any lane; only once a wait has lasted, and not often: nothing of it is on the fast path but a look
-// at a private word.
+// Any lane; only once a wait has lasted, and not often: nothing of it is on the fast path but a
+// look at a private word.
 #pragma once
 
 #include <chrono>
@@ -29,7 +29,8 @@ class WaitNotice {
       next_ = now + kAfter;
     }
     if (now >= next_) {
-      const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(since_.time_since_epoch());
+      const auto ns =
+          std::chrono::duration_cast<std::chrono::nanoseconds>(since_.time_since_epoch());
       fabric.show_wait({.status = describe(), .since_ns = static_cast<std::uint64_t>(ns.count())});
       shown_ = true;
       next_ = now + kEvery;

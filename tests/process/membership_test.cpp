@@ -317,18 +317,21 @@ TEST(MembershipTest, MisuseIsNamed) {
     Communicator comm = Communicator::create(bootstrap, options_for(problem));
     EXPECT_EQ(error_of([&] { comm.update_membership({}); }),
               "members are empty, expected at least this rank");
-    EXPECT_EQ(error_of([&] { comm.update_membership({0, 1, 2}); }),
+    EXPECT_EQ(error_of([&] {
+                comm.update_membership({0, 1, 2});
+              }),
               "members[2] is 2, expected 0..1");
     EXPECT_EQ(error_of([&] { comm.update_membership({0, 1, 1}); }), "members hold rank 1 twice");
     EXPECT_EQ(error_of([&] { comm.update_membership({1 - bootstrap.rank}); }),
               "members are " + std::to_string(1 - bootstrap.rank) + ", expected this rank, " +
                   std::to_string(bootstrap.rank) + ", among them");
-    EXPECT_EQ(error_of([&] { comm.mask(bootstrap.rank); }),
-              "mask: the rank is this one: close()");
+    EXPECT_EQ(error_of([&] { comm.mask(bootstrap.rank); }), "mask: the rank is this one: close()");
     EXPECT_EQ(error_of([&] { comm.mask(2); }), "rank is 2, expected 0..1");
     Worker worker(problem, bootstrap.rank);
     ASSERT_TRUE(worker.dispatch(comm).ok());
-    EXPECT_EQ(error_of([&] { comm.update_membership({0, 1}); }),
+    EXPECT_EQ(error_of([&] {
+                comm.update_membership({0, 1});
+              }),
               "update_membership while a handle holds a lease: combine or release it first");
     ASSERT_TRUE(worker.combine(comm).ok());
     EXPECT_EQ(worker.out_difference(), "");
@@ -339,7 +342,9 @@ TEST(MembershipTest, ThreadsAllTakePart) {
   const Problem problem = make_problem({.ranks = 2});
   run_ranks(RankKind::threads, 2, [&](const Bootstrap& bootstrap) {
     Communicator comm = Communicator::create(bootstrap, options_for(problem));
-    EXPECT_EQ(error_of([&] { comm.update_membership({0, 1}); }),
+    EXPECT_EQ(error_of([&] {
+                comm.update_membership({0, 1});
+              }),
               "members are 0, 1, expected none where ranks are threads: all take part");
     EXPECT_EQ(error_of([&] { comm.mask(1 - bootstrap.rank); }),
               "mask: ranks are threads of one process, expected processes");

@@ -60,10 +60,10 @@ void for_each_group(Ranks ranks, Body body) {
 }
 
 nlohmann::ordered_json json_of(const RankReport& rank) {
-  nlohmann::ordered_json one{{"rank", rank.rank},         {"pid", rank.pid},
-                             {"alive", rank.alive},       {"state", rank.state},
-                             {"process", rank.process},   {"command", rank.command},
-                             {"operation", nullptr},      {"wait", nullptr}};
+  nlohmann::ordered_json one{{"rank", rank.rank},       {"pid", rank.pid},
+                             {"alive", rank.alive},     {"state", rank.state},
+                             {"process", rank.process}, {"command", rank.command},
+                             {"operation", nullptr},    {"wait", nullptr}};
   if (rank.operations > 0) {
     one["operation"] = {{"kind", name(rank.kind)},
                         {"number", rank.operations},
@@ -117,9 +117,10 @@ std::string verdict(Ranks ranks) {
   if (waiting.empty()) return {};
   const std::vector<std::size_t> culprits = find_culprits(ranks);
   if (culprits.empty()) {
-    return fmt::format("rank {} wait for one another: do all start their operations in the same "
-                       "order?",
-                       fmt::join(waiting, ", "));
+    return fmt::format(
+        "rank {} wait for one another: do all start their operations in the same "
+        "order?",
+        fmt::join(waiting, ", "));
   }
   std::string text;
   for (std::size_t i : culprits) {
@@ -154,8 +155,7 @@ std::string ps_text(Ranks ranks) {
 }
 
 std::string ps_json(Ranks ranks) {
-  nlohmann::ordered_json all{{"schema", "ubep-ps/1"},
-                             {"groups", nlohmann::ordered_json::array()}};
+  nlohmann::ordered_json all{{"schema", "ubep-ps/1"}, {"groups", nlohmann::ordered_json::array()}};
   for_each_group(ranks, [&](Ranks group) {
     nlohmann::ordered_json one{{"job", group[0].job},
                                {"size", group[0].size},

@@ -33,8 +33,7 @@ std::unique_ptr<ShmFabric> ShmFabric::join(const JoinRequest& request,
     own->set_inbox(SharedFile::create(kInboxFile,
                                       request.inbox_bytes[static_cast<std::size_t>(request.rank)]));
   }
-  Meeting meeting =
-      threads != nullptr ? threads->join(request, own) : join_processes(request, own);
+  Meeting meeting = threads != nullptr ? threads->join(request, own) : join_processes(request, own);
   std::unique_ptr<ShmFabric> fabric(
       new ShmFabric(request.rank, std::move(meeting.segments), threads != nullptr));
   fabric->group_ = meeting.group;

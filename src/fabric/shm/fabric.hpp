@@ -58,10 +58,10 @@ class ShmFabric {
   int progress() const { return 0; }
   void work(Work) const {}
 
-  // Measures again how far the first member is from one other rank, whose turn `number` (1, 2, ...) says. All
-  // ranks call it at about the same time; whoever does not costs the two up to a millisecond.
-  // `pin`: to two CPUs for that time, as at set-up; else where they are. Returns whether facts()
-  // are new. Ranks that are threads have no probe.
+  // Measures again how far the first member is from one other rank, whose turn `number` (1, 2, ...)
+  // says. All ranks call it at about the same time; whoever does not costs the two up to a
+  // millisecond. `pin`: to two CPUs for that time, as at set-up; else where they are. Returns
+  // whether facts() are new. Ranks that are threads have no probe.
   bool probe_again(std::uint64_t number, bool pin);
 
   PeerState peer_state(int rank) const;

@@ -25,7 +25,7 @@ struct Identity {
 };
 
 struct WaitShown {
-  Status status;  // Code::ok: it waits for nothing; `what` is in `text`
+  Status status;               // Code::ok: it waits for nothing; `what` is in `text`
   std::uint64_t since_ns = 0;  // of the monotonic clock
   std::string text;
 };

@@ -408,7 +408,8 @@ class Guest {
                        request_.host(), job_text(request_)));
     }
     fail(fmt::format("rank {}: rank {} (process {}) {} during set-up of {}", request_.rank,
-                     request_.host(), host_, !socket_.valid() || socket_.gone() ? "went away" : "did not answer",
+                     request_.host(), host_,
+                     !socket_.valid() || socket_.gone() ? "went away" : "did not answer",
                      job_text(request_)));
   }
 

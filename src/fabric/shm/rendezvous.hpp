@@ -1,6 +1,6 @@
-// How the ranks of one machine exchange their segments: the first member, the meeting's host, listens
-// on an abstract Unix socket named by user and job, collects every rank's descriptor and hands the
-// full set to each.
+// How the ranks of one machine exchange their segments: the first member, the meeting's host,
+// listens on an abstract Unix socket named by user and job, collects every rank's descriptor and
+// hands the full set to each.
 //
 // Both sides check the other's user. Whatever goes wrong at the host (a difference in the
 // configuration, a missing or doubled rank) is told to every rank that has arrived.

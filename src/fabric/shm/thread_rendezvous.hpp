@@ -1,5 +1,5 @@
-// Ranks that are threads of one process: peers use the owner's mapping, so that a race detector sees
-// one address.
+// Ranks that are threads of one process: peers use the owner's mapping, so that a race detector
+// sees one address.
 #pragma once
 
 #include <condition_variable>

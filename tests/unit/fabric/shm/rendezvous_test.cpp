@@ -386,7 +386,8 @@ std::vector<std::string> join_threads(detail::ThreadRendezvous& rendezvous,
         own->data()[kFabricHeaderBytes] = static_cast<std::byte>(requests[i].rank);
         const Segments segments = rendezvous.join(requests[i], own).segments;
         for (std::size_t r = 0; r < segments.size(); ++r) {
-          if (segments[r]->data()[kFabricHeaderBytes] != static_cast<std::byte>(r)) errors[i] = "wrong segment";
+          if (segments[r]->data()[kFabricHeaderBytes] != static_cast<std::byte>(r))
+            errors[i] = "wrong segment";
         }
       } catch (const Error& error) {
         errors[i] = error.what();
