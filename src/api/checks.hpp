@@ -14,6 +14,8 @@ namespace ubep {
 // Checks the options and derives what all ranks agree on.
 GroupConfig make_config(const CommunicatorOptions& options, int size);
 void check_bootstrap(const Bootstrap& bootstrap);
+// Processes of no name would meet those of anybody else who gave none.
+void check_job(const Bootstrap& bootstrap);
 
 // [num_rows, hidden] that fits the communicator's rows. `argument` is its name for the message.
 void check_rows(const ConstRows& rows, const char* argument, const GroupConfig& config);

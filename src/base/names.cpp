@@ -78,7 +78,9 @@ std::string Status::message() const {
       return fmt::format("not_ready: {}: rank {}: {} is {}, needs {}", where(*this), peer,
                          name(word), seen, expected);
     case Code::slot_busy:
-      return fmt::format("slot_busy: {}: {}", where(*this), what);
+      if (expected == 0) return fmt::format("slot_busy: {}: {}", where(*this), what);
+      return fmt::format("slot_busy: {}: {} (CommunicatorOptions::slots is {})", where(*this), what,
+                         expected);
     case Code::timeout:
       if (peer < 0) return fmt::format("timeout: {}: {}", where(*this), what);
       return fmt::format("timeout: {} waits for rank {}: {} is {}, needs {} (missing ranks: {})",

@@ -10,6 +10,8 @@
 #include <set>
 #include <utility>
 
+#include "base/system_limits.hpp"
+#include "fabric/shm/messages.hpp"
 #include "fabric/shm/probe.hpp"
 #include "fabric/shm/socket.hpp"
 #include "ubep/status.hpp"
@@ -18,38 +20,10 @@
 namespace ubep {
 namespace {
 
-constexpr auto kLinger = std::chrono::seconds(1);   // of rank 0, for ranks to be told of an error
-constexpr auto kHearing = std::chrono::seconds(2);  // of who has connected, to say who it is
+constexpr auto kHearing = std::chrono::seconds(2);      // of who has connected, to say who it is
 constexpr auto kLook = std::chrono::milliseconds(100);  // between looks at those who wait
-constexpr std::uint64_t kMagic = 0x31'50'45'42'55;      // "UBEP1"
-
-// The first three are the same in all wire versions, so that a difference can be told.
-struct Hello {
-  std::uint64_t magic;
-  std::uint32_t wire_version;
-  std::int32_t rank;
-  std::int32_t size;
-  std::int32_t pid;
-  std::uint64_t fields[kMaxAgreedFields];
-};
-
-// From rank 0 to the others. A refusal has this form in all wire versions.
-struct Order {
-  enum class Kind : std::uint32_t { refuse, segments, probe, go };
-  Kind kind;
-  std::int32_t cpu;     // probe: where rank 0 runs
-  std::uint64_t first;  // probe: first flag value
-  double one_way_ns;    // go: this rank's result
-  char text[472];       // refuse
-};
-static_assert(sizeof(Order) == 496);
 
 [[noreturn]] void fail(const std::string& text) { throw Error(ErrorCode::setup, text); }
-
-std::string socket_name(const JoinRequest& request) {
-  const std::size_t hash = std::hash<std::string>{}(request.job);
-  return fmt::format("ubep-{}-{:016x}", geteuid(), hash);
-}
 
 std::string job_text(const JoinRequest& request) {
   return fmt::format("job '{}' of {} ranks (socket @{})", request.job, request.size,
@@ -60,6 +34,7 @@ Socket listen_for(const JoinRequest& request) {
   try {
     return Socket::listen(socket_name(request), request.size + 8);
   } catch (const Error& error) {
+    decline_processes(request, error.what());
     fail(fmt::format("{} (job '{}')", error.what(), request.job));
   }
 }
@@ -189,8 +164,8 @@ class Host {
       fail(fmt::format("rank 0: timeout: rank {} did not arrive for {}", rank_list(missing()),
                        job_text(request_)));
     }
-    if (!socket.same_user()) return;                        // not ours to answer
-    std::array<std::byte, 2 * sizeof(Hello)> message = {};  // other versions' may be longer
+    if (!socket.same_user()) return;                     // not ours to answer
+    std::array<std::byte, sizeof(Regret)> message = {};  // other versions' may be longer
     std::vector<int> fds;
     const CloseAll not_taken{fds};
     const long got =
@@ -200,6 +175,11 @@ class Host {
     std::memcpy(&hello, message.data(), sizeof(hello));
     // Connected and left, or something else that knows the name.
     if (got < static_cast<long>(offsetof(Hello, size)) || hello.magic != kMagic) return;
+    if (const auto regret = regret_in(std::span(message).first(static_cast<std::size_t>(got)))) {
+      if (!has_arrived(hello.rank)) ++refused_missing_;
+      fail(fmt::format("rank {} (process {}) cannot join: {}", hello.rank, socket.peer_pid(),
+                       regret->text));
+    }
     const bool complete = got == sizeof(hello) && (fds.size() == 1 || fds.size() == 2);
     if (hello.wire_version == kWireVersion && !complete) return;
     std::string complaint = complaint_about(hello, socket.peer_pid());
@@ -249,15 +229,9 @@ class Host {
     return difference(request_.fields, 0, hello.fields, hello.rank);
   }
 
-  static void send_refusal(const Socket& socket, const std::string& text) {
-    Order order = {};
-    order.kind = Order::Kind::refuse;
-    std::strncpy(order.text, text.c_str(), sizeof(order.text) - 1);
-    (void)socket.send(&order, sizeof(order));  // it may be gone: it learns it by the closed socket
-  }
-
   // Lets those join that are only just arriving: what went wrong will be told to them too.
   void hear_others(const Socket& listener) {
+    const SpareFiles spare;
     const Deadline soon = std::min(request_.deadline, std::chrono::steady_clock::now() + kLinger);
     while (missing().size() > refused_missing_ && std::chrono::steady_clock::now() < soon) {
       for (Peer& peer : peers_)
@@ -271,9 +245,9 @@ class Host {
 
   void refuse_all(const char* text) const {
     for (const Peer& peer : peers_) {
-      if (peer.socket.valid()) send_refusal(peer.socket, text);
+      if (peer.socket.valid()) (void)send_refusal(peer.socket, text);
     }
-    for (const Socket& socket : refused_) send_refusal(socket, text);
+    for (const Socket& socket : refused_) (void)send_refusal(socket, text);
   }
 
   // Every rank gets the descriptors of all others, in rank order.
@@ -306,6 +280,22 @@ class Host {
                      peers_[rank].socket.gone() ? "went away" : "did not answer", request_.job));
   }
 
+  // What rank r sends is whether it can be probed, or why it cannot go on.
+  bool answers_probe(std::size_t r, const Order& order) const {
+    std::array<std::byte, sizeof(Regret)> answer = {};
+    std::vector<int> none;
+    const Socket& socket = peers_[r].socket;
+    (void)socket.send(&order, sizeof(order));  // one that is gone may have said why
+    const long got = socket.receive(answer.data(), answer.size(), none, request_.deadline);
+    if (got < 0) vanished(r);
+    if (const auto regret = regret_in(std::span(answer).first(static_cast<std::size_t>(got)))) {
+      fail(fmt::format("{} cannot join: {}", told(r), regret->text));
+    }
+    std::uint32_t can = 0;
+    std::memcpy(&can, answer.data(), sizeof(can));
+    return can != 0;
+  }
+
   double probe_all(const Segments& segments) {
     double slowest = 0;
     bool all_measured = true;
@@ -316,13 +306,7 @@ class Host {
       order.kind = Order::Kind::probe;
       order.cpu = cpu;
       order.first = first;
-      std::uint32_t can = 0;
-      std::vector<int> none;
-      if (!peers_[r].socket.send(&order, sizeof(order)) ||
-          peers_[r].socket.receive(&can, sizeof(can), none, request_.deadline) < 0) {
-        vanished(r);
-      }
-      if (can != 0 && cpu >= 0) {
+      if (answers_probe(r, order) && cpu >= 0) {
         const PinnedTo pinned(cpu);
         peers_[r].one_way_ns =
             ping_pong_ns(own_->data() + kProbeOffset, segments[r]->data() + kProbeOffset,
@@ -355,6 +339,21 @@ class Guest {
       : request_(request), own_(std::move(own)) {}
 
   Segments run(ProbeResult& probe) {
+    try {
+      return join(probe);
+    } catch (const Error& error) {
+      if (refused_) throw;
+      if (socket_.valid()) {
+        (void)send_regret(socket_, request_, error.what());
+      } else if (host_ == 0) {
+        decline_processes(request_, error.what());
+      }
+      throw;
+    }
+  }
+
+ private:
+  Segments join(ProbeResult& probe) {
     std::vector<int> fds;
     const CloseAll not_attached{fds};
     Order order = {};
@@ -376,7 +375,6 @@ class Guest {
     return segments;
   }
 
- private:
   [[noreturn]] void no_answer() const {
     if (host_ == 0) {
       fail(fmt::format("rank {}: timeout: rank 0 did not arrive for {}", request_.rank,
@@ -391,7 +389,10 @@ class Guest {
     socket_ = Socket::connect(socket_name(request_), request_.deadline);
     if (!socket_.valid()) return false;
     host_ = socket_.peer_pid();
-    if (!socket_.same_user()) fail("the rendezvous is held by another user");
+    if (!socket_.same_user()) {
+      refused_ = true;  // and told nothing
+      fail("the rendezvous is held by another user");
+    }
     Hello hello = {};
     hello.magic = kMagic;
     hello.wire_version = kWireVersion;
@@ -408,6 +409,7 @@ class Guest {
     if (socket_.receive(&order, sizeof(order), fds, patience) != sizeof(order)) return false;
     if (order.kind == Order::Kind::refuse) {
       order.text[sizeof(order.text) - 1] = 0;
+      refused_ = true;
       fail(fmt::format("rank {}: refused by rank 0: {}", request_.rank, order.text));
     }
     return true;
@@ -445,6 +447,7 @@ class Guest {
   std::shared_ptr<Segment> own_;
   Socket socket_;
   int host_ = 0;  // rank 0's process, once it was seen
+  bool refused_ = false;
 };
 
 // Set-ups of this process that are under way. Two of one rank and job could take each other's
@@ -522,6 +525,24 @@ void ThreadRendezvous::settle(std::string error) {
   changed_.notify_all();
 }
 
+// One rank more knows of the set-up that was declined; once all do, it is forgotten.
+void ThreadRendezvous::tell(std::size_t rank) {
+  told_[rank] = 1;
+  if (std::find(told_.begin(), told_.end(), 0) == told_.end()) declined_.clear();
+}
+
+void ThreadRendezvous::decline(const JoinRequest& request, const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  const auto rank = static_cast<std::size_t>(request.rank);
+  if (rank >= waiting_.size()) return;
+  if (!declined_.empty() && told_[rank] == 0) return tell(rank);
+  declined_ = fmt::format("rank {} cannot join: {}", rank, why);
+  told_.assign(waiting_.size(), 0);
+  for (std::size_t r = 0; r < waiting_.size(); ++r) told_[r] = waiting_[r] != nullptr ? 1 : 0;
+  settle(declined_);
+  tell(rank);
+}
+
 Segments ThreadRendezvous::join(const JoinRequest& request, std::shared_ptr<Segment> own) {
   if (static_cast<std::size_t>(request.size) != waiting_.size()) {
     throw Error(ErrorCode::invalid_argument,
@@ -530,7 +551,16 @@ Segments ThreadRendezvous::join(const JoinRequest& request, std::shared_ptr<Segm
   }
   std::unique_lock lock(mutex_);
   const auto rank = static_cast<std::size_t>(request.rank);
-  if (waiting_[rank] != nullptr) fail(fmt::format("rank {} joined twice", request.rank));
+  if (!declined_.empty() && told_[rank] == 0) {
+    const std::string why = declined_;
+    tell(rank);
+    fail(why);
+  }
+  declined_.clear();  // a rank that knows comes again: all begin anew
+  if (waiting_[rank] != nullptr) {
+    fail(fmt::format("rank {} joined twice, expected each of 0..{} once", rank,
+                     waiting_.size() - 1));
+  }
   waiting_[rank] = std::move(own);
   fields_[rank] = request.fields;
   const std::shared_ptr<Outcome> outcome = outcome_;

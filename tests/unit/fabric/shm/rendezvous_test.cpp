@@ -146,7 +146,7 @@ TEST(RendezvousTest, ARankMayJoinOnce) {
   const auto outcomes = run({[] { return join(request_of(0, 3, "twice")); },
                              [r = request_of(1, 3, "twice")] { return join(r); },
                              [r = request_of(1, 3, "twice")] { return join(r); }});
-  for (const Outcome& outcome : outcomes) expect_error(outcome, "rank 1 joined twice");
+  for (const Outcome& outcome : outcomes) expect_error(outcome, "rank 1 joined twice, expected each of 0..1 once");
 }
 
 // The second finds the name taken; as rank 1 it is welcome.
@@ -449,7 +449,7 @@ TEST(ThreadRendezvousTest, ARankMayJoinOnce) {
                               std::make_shared<Segment>(Segment::create(kBytes, rank)));
         return;
       } catch (const Error& error) {
-        EXPECT_STREQ(error.what(), "rank 1 joined twice");
+        EXPECT_STREQ(error.what(), "rank 1 joined twice, expected each of 0..1 once");
         ++refused;  // and comes again as rank 0
       }
     }
