@@ -88,7 +88,8 @@ void check_memory(const GroupConfig& config, int rank) {
   const std::uint64_t available = available_memory_bytes();
   if (all > available) {
     throw Error(ErrorCode::setup,
-                fmt::format("the {} ranks would need about {} MiB, available are {} MiB: lower "
+                fmt::format("the {} ranks would need about {} MiB, available are {} MiB (of this "
+                            "machine, or of what memory.max leaves its control groups): lower "
                             "max_tokens, max_topk or slots",
                             config.size, all >> 20, available >> 20));
   }

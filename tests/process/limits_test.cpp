@@ -8,6 +8,8 @@
 
 #include <cerrno>
 #include <chrono>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <set>
@@ -164,6 +166,46 @@ TEST(LimitsTest, AddressSpace) {
     }
   }
   expect_told(RankKind::processes, cases);
+}
+
+// A control group (version 2) of 24 MiB, as far as this process may make one.
+class SmallGroup {
+ public:
+  SmallGroup() {
+    std::error_code error;
+    std::filesystem::create_directory(path_, error);
+    made_ = !error && write("memory.max", 24 << 20);
+  }
+  ~SmallGroup() { rmdir(path_.c_str()); }
+  SmallGroup(const SmallGroup&) = delete;
+  SmallGroup& operator=(const SmallGroup&) = delete;
+
+  bool made() const { return made_; }
+  bool enter() const { return write("cgroup.procs", getpid()); }
+
+ private:
+  bool write(const char* file, long value) const {
+    if (access((path_ / file).c_str(), W_OK) != 0) return false;
+    std::ofstream out(path_ / file);
+    return static_cast<bool>(out << value << std::flush);
+  }
+  std::filesystem::path path_ = "/sys/fs/cgroup/ubep-test-" + std::to_string(getpid());
+  bool made_ = false;
+};
+
+TEST(LimitsTest, MemoryOfAControlGroup) {
+  const SmallGroup group;
+  if (!group.made()) GTEST_SKIP() << "no control group of version 2 can be made here";
+  CommunicatorOptions large = small();
+  large.max_tokens = 4096;
+  large.max_hidden = 4096;
+  expect_told(RankKind::processes, {{{1},
+                                     [&](const std::function<void()>& body) {
+                                       ASSERT_TRUE(group.enter());
+                                       body();
+                                     },
+                                     {"available are", "memory.max", "max_tokens"},
+                                     large}});
 }
 
 TEST(LimitsTest, OptionsOfOneRankThatCannotBe) {

@@ -184,8 +184,8 @@ class StoppedWaysTest : public testing::TestWithParam<When> {};
 TEST_P(StoppedWaysTest, AreNamedAndGoneOnFrom) {
   std::vector<Stop> stops;
   for (const Way& way : kWays) {
-    stops.push_back({way, GetParam(), static_cast<int>(stops.size()) % kRanks, milliseconds(330),
-                     milliseconds(120)});
+    stops.push_back({way, GetParam(), static_cast<int>(stops.size()) % kRanks, milliseconds(260),
+                     milliseconds(100)});
   }
   run_stops(stops);
 }

@@ -145,7 +145,9 @@ long Socket::receive(void* data, std::size_t bytes, std::vector<int>& fds,
   message.msg_iovlen = 1;
   message.msg_control = control;
   message.msg_controllen = sizeof(control);
-  const ssize_t got = ::recvmsg(fd_, &message, MSG_CMSG_CLOEXEC);
+  ssize_t got = ::recvmsg(fd_, &message, MSG_CMSG_CLOEXEC);
+  // The other end left something unread when it closed; its last words are here all the same.
+  if (got < 0 && errno == ECONNRESET) got = ::recvmsg(fd_, &message, MSG_CMSG_CLOEXEC);
   if (got < 0) return -1;
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
        header = CMSG_NXTHDR(&message, header)) {

@@ -70,7 +70,10 @@ void expect_all_refused(Layout layout, const std::vector<BadCall>& calls) {
 }
 
 TEST(DispatchTensorTest, ImpossibleSizesAndNullPointers) {
-  const auto null = [](auto span) { return decltype(span)(nullptr, span.size()); };
+  const auto null = [](auto span) {
+    using Span = decltype(span);
+    return Span(typename Span::pointer(nullptr), span.size());
+  };
   static const std::vector<std::uint8_t> active(4, 1);
   expect_all_refused(
       Layout::rank_major,
@@ -97,7 +100,7 @@ TEST(DispatchTensorTest, ImpossibleSizesAndNullPointers) {
         [](Call& c) { c.routing.active = std::span(active).first(3); }},
        {"null marks",
         {"routing.active.data()", "null", "4 elements"},
-        [&](Call& c) { c.routing.active = null(std::span(active)); }},
+        [&](Call& c) { c.routing.active = null(std::span<const std::uint8_t>(active)); }},
        {"negative top-k", {"routing.topk", "-2", "1..2"}, [](Call& c) { c.routing.topk = -2; }}});
 }
 
