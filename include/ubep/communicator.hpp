@@ -7,10 +7,10 @@
 //   ... experts read handle.received() and write handle.expert_output() ...
 //   comm.combine(handle, {.out = out}).or_throw();
 //
-// All ranks start operations in the same order. One thread at a time calls a communicator; only
-// step(), poll(), poll_expert() and publish() may run on several threads at once, beside wait() on
-// one: every lane must have left them before anything else is called. In a forked child every call
-// throws.
+// All ranks start operations in the same order. One thread at a time calls a communicator, a second
+// one gets Error{misuse}; only step(), poll(), poll_expert() and publish() may run on several
+// threads at once, beside wait() on one: every lane must have left them before anything else is
+// called. In a forked child every call throws.
 #pragma once
 
 #include <chrono>
@@ -70,7 +70,7 @@ struct LayerRound;
 class UBEP_API Communicator {
  public:
   // Collective. Throws Error{invalid_argument, setup} within bootstrap.timeout (ranks other than 0
-  // wait 2 s longer for rank 0 to tell them why).
+  // wait 2 s longer for rank 0 to tell them why). A rank that cannot join tells the others why.
   static Communicator create(const Bootstrap& bootstrap, const CommunicatorOptions& options);
   // What create() would reserve on `rank`.
   static MemoryPlan plan_memory(const CommunicatorOptions& options, int rank, int size);

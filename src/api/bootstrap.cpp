@@ -14,6 +14,7 @@
 
 #include "api/launcher.hpp"
 #include "base/group_config.hpp"
+#include "base/system_limits.hpp"
 #include "fabric/shm/thread_rendezvous.hpp"
 #include "ubep/status.hpp"
 
@@ -152,7 +153,7 @@ std::vector<int> fork_ranks(int size, const std::function<int(const Bootstrap&)>
       for (pid_t other : children) kill(other, SIGKILL);
       for (pid_t other : children) waitpid(other, nullptr, 0);
       throw Error(ErrorCode::setup,
-                  fmt::format("cannot fork rank {}: {}", bootstrap.rank, std::strerror(error)));
+                  fmt::format("cannot fork rank {}: {}", bootstrap.rank, explain_fork(error)));
     }
     children.push_back(child);
   }

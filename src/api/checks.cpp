@@ -73,6 +73,11 @@ std::vector<int> check_members(const Bootstrap& bootstrap, std::vector<int> memb
   return members;
 }
 
+void check_job(const Bootstrap& bootstrap) {
+  if (bootstrap.size == 1 || bootstrap.threads != nullptr || !bootstrap.job.empty()) return;
+  refuse("job is empty, expected a name that all {} ranks of the job give alike", bootstrap.size);
+}
+
 GroupConfig make_config(const CommunicatorOptions& o, int size) {
   check_range("num_experts", o.num_experts, 1, kMaxExperts);
   check_range("max_tokens", o.max_tokens, 0, 1 << 24);
@@ -135,15 +140,17 @@ GroupConfig make_config(const CommunicatorOptions& o, int size) {
 
 void check_rows(const ConstRows& rows, const char* argument, const GroupConfig& config) {
   if (rows.dtype > DType::u8) refuse("{}.dtype is {}, expected 0..3", argument, int(rows.dtype));
-  if (rows.num_rows < 0) refuse("{}.num_rows is {}, expected >= 0", argument, rows.num_rows);
+  if (rows.num_rows < 0 || rows.num_rows > kMostRows) {
+    refuse("{}.num_rows is {}, expected 0..{}", argument, rows.num_rows, kMostRows);
+  }
   const auto most = static_cast<std::int64_t>(config.max_token_bytes / size_of(rows.dtype));
   if (rows.hidden < 1 || rows.hidden > most) {
     refuse("{}.hidden is {} {} elements, expected 1..{} (max_hidden at creation)", argument,
            rows.hidden, name(rows.dtype), most);
   }
-  if (rows.stride() < rows.row_bytes()) {
-    refuse("{}.stride_bytes is {}, expected at least {}", argument, rows.stride_bytes,
-           rows.row_bytes());
+  if (rows.stride() < rows.row_bytes() || rows.stride() > kMostStride) {
+    refuse("{}.stride_bytes is {}, expected {}..{}, or 0 = dense", argument, rows.stride_bytes,
+           rows.row_bytes(), kMostStride);
   }
   if (rows.data == nullptr && rows.num_rows > 0) {
     refuse("{}.data is null, expected {} rows", argument, rows.num_rows);
@@ -228,6 +235,15 @@ void check_routing(const Routing& routing, std::int64_t num_tokens, const GroupC
   if (!routing.active.empty() && routing.active.size() != static_cast<std::size_t>(num_tokens)) {
     refuse("routing.active has {} elements, expected {} tokens or none", routing.active.size(),
            num_tokens);
+  }
+  if (expected > 0 && routing.topk_idx.data() == nullptr) {
+    refuse("routing.topk_idx.data() is null, expected {} elements", expected);
+  }
+  if (expected > 0 && routing.topk_weights.data() == nullptr) {
+    refuse("routing.topk_weights.data() is null, expected {} elements", expected);
+  }
+  if (!routing.active.empty() && routing.active.data() == nullptr) {
+    refuse("routing.active.data() is null, expected {} elements", num_tokens);
   }
   const int experts = config.experts.num_experts();
   for (std::size_t i = 0; i < expected; ++i) {
@@ -342,6 +358,11 @@ void check_combine(const CombineArgs& args, const HandleState& h, const GroupCon
     if (added.data == nullptr && added.num_rows == 0) continue;
     check(added, "added", h.routed->send.num_tokens);
     check_like(added, "added", args.out, "out");
+    // Row by row it is read before that row of `out` is written.
+    const bool same = added.data == args.out.data && added.stride() == args.out.stride();
+    if (!same && overlap(args.out, added)) {
+      refuse("out overlaps added, expected a tensor apart or the same one");
+    }
   }
   if (in_place && args.y.stride() != h.output.stride()) {
     refuse("y.stride_bytes is {} in expert_output(), expected {}", args.y.stride(),

@@ -17,6 +17,8 @@ GroupConfig make_config(const CommunicatorOptions& options, int size);
 Bootstrap check_bootstrap(const Bootstrap& bootstrap);
 // Members of the job of `bootstrap`, not empty. Returns them in order.
 std::vector<int> check_members(const Bootstrap& bootstrap, std::vector<int> members);
+// Processes of no name would meet those of anybody else who gave none.
+void check_job(const Bootstrap& bootstrap);
 
 // [num_rows, hidden] that fits the communicator's rows. `argument` is its name for the message.
 void check_rows(const ConstRows& rows, const char* argument, const GroupConfig& config);

@@ -1,83 +1,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
-#include <cstdlib>
-#include <cstring>
+#include <cerrno>
+#include <exception>
+#include <new>
 
 #include "api/checks.hpp"
 #include "api/communicator_impl.hpp"
-#include "base/hash.hpp"
-#include "fabric/shm/memory_limit.hpp"
+#include "api/set_up.hpp"
+#include "base/system_limits.hpp"
 #include "protocol/segment_layout.hpp"
 
 namespace ubep {
-namespace {
-
-// Longer ones would overflow a time point, and are for ever.
-constexpr std::chrono::milliseconds kLongest = std::chrono::hours(24 * 365);
-
-std::chrono::milliseconds timeout_of(const CommunicatorOptions& options) {
-  if (options.timeout.count() > 0) return std::min(options.timeout, kLongest);
-  const char* text = std::getenv("UBEP_TIMEOUT_MS");
-  if (text == nullptr) return std::chrono::seconds(30);
-  std::int64_t value = 0;
-  const char* end = text + std::strlen(text);
-  const auto parsed = std::from_chars(text, end, value);
-  if (parsed.ec != std::errc{} || parsed.ptr != end || value <= 0 || value > kLongest.count()) {
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("UBEP_TIMEOUT_MS is '{}', expected milliseconds, 1..{}", text,
-                            kLongest.count()));
-  }
-  return std::chrono::milliseconds(value);
-}
-
-AgreedFields agreed_fields(const GroupConfig& config) {
-  std::uint64_t map = config.experts.rank.size();
-  for (std::int32_t r : config.experts.rank) map = mix(map, static_cast<std::uint64_t>(r));
-  return {{{"num_experts", config.experts.rank.size()},
-           {"expert_rank (hash)", map},
-           {"max_tokens", static_cast<std::uint64_t>(config.max_tokens)},
-           {"max_hidden x max_dtype (bytes)", config.max_token_bytes},
-           {"max_payload", config.max_payload},
-           {"max_topk", static_cast<std::uint64_t>(config.max_topk)},
-           {"slots", static_cast<std::uint64_t>(config.slots)},
-           {"expert_capacity", static_cast<std::uint64_t>(config.expert_capacity)},
-           {"push", config.push ? 1U : 0U},
-           {"bsp", config.bsp ? 1U : 0U},
-           {"protocol", static_cast<std::uint64_t>(config.protocol),
-            [](std::uint64_t value) { return name(static_cast<Protocol>(value)); }},
-           {"checksum_rows", static_cast<std::uint64_t>(config.checksum_rows)},
-           {"stage_pushed", config.stage_pushed ? 1U : 0U}}};
-}
-
-MemoryPlan plan_of(const GroupConfig& config, int rank) {
-  MemoryPlan plan;
-  const SegmentLayout layout(config, rank);
-  plan.shared_bytes = layout.bytes() + layout.inbox_bytes();
-  plan.private_bytes = private_bytes(config, rank);
-  // Per slot: the record, x, and for a balanced routing topk rows per token received and put out.
-  const auto choices =
-      static_cast<std::uint64_t>(config.max_tokens) * static_cast<std::uint64_t>(config.max_topk);
-  const auto rows = static_cast<std::uint64_t>(config.max_tokens) + 2 * choices;
-  const auto per_slot = checked_add(checked_mul(rows, config.max_stride), checked_mul(choices, 12));
-  plan.expected_resident_bytes = checked_mul(static_cast<std::uint64_t>(config.slots), per_slot);
-  return plan;
-}
-
-void check_memory(const GroupConfig& config, int rank) {
-  const std::uint64_t all = checked_mul(plan_of(config, rank).expected_resident_bytes,
-                                        static_cast<std::uint64_t>(config.size));
-  const std::uint64_t available = available_memory_bytes();
-  if (all > available) {
-    throw Error(ErrorCode::setup,
-                fmt::format("the {} ranks would need about {} MiB, available are {} MiB: lower "
-                            "max_tokens, max_topk or slots",
-                            config.size, all >> 20, available >> 20));
-  }
-}
-
-}  // namespace
 
 Communicator::Impl& Communicator::here() const {
   if (impl_ == nullptr) throw Error(ErrorCode::misuse, "this communicator was moved from");
@@ -101,50 +35,69 @@ Communicator& Communicator::operator=(Communicator&& other) noexcept {
 }
 Communicator::~Communicator() { close(); }
 
-Communicator Communicator::create(const Bootstrap& bootstrap, const CommunicatorOptions& options) {
-  auto impl = std::make_unique<Impl>();
-  impl->bootstrap = check_bootstrap(bootstrap);
-  impl->rank = bootstrap.rank;
-  impl->config = make_config(options, bootstrap.size);
-  impl->timeout = timeout_of(options);
-  impl->memory = plan_of(impl->config, bootstrap.rank);
-  impl->crowd.ranks_per_cpu = ranks_per_cpu(bootstrap.size);
-  impl->spin = impl->crowd.ranks_per_cpu == 1;
-  impl->store = options.store;
-  check_memory(impl->config, bootstrap.rank);
-  impl->meet();
-  return Communicator(std::move(impl));
+// What may fail before a rank meets the others.
+JoinRequest Communicator::Impl::prepare(const CommunicatorOptions& options) {
+  rank = bootstrap.rank;
+  config = make_config(options, bootstrap.size);
+  timeout = timeout_of(options);
+  memory = plan_of(config, rank);
+  crowd.ranks_per_cpu = ranks_per_cpu(bootstrap.size);
+  spin = crowd.ranks_per_cpu == 1;
+  store = options.store;
+  check_memory(config, rank);
+  return request_of(bootstrap, config);
 }
 
-// Joins the members of `bootstrap`, then takes their fabric in place of the one at hand.
-void Communicator::Impl::meet() {
-  JoinRequest request{.rank = rank,
-                      .size = bootstrap.size,
-                      .job = bootstrap.job,
-                      .deadline = Clock::now() + std::min(bootstrap.timeout, kLongest),
-                      .fields = agreed_fields(config),
-                      .segment_bytes = {},
-                      .inbox_bytes = {},
-                      .members = bootstrap.members};
-  for (int r = 0; r < bootstrap.size; ++r) {
-    const SegmentLayout layout(config, r);
-    request.segment_bytes.push_back(layout.bytes());
-    if (config.push) request.inbox_bytes.push_back(layout.inbox_bytes());
-  }
+// Joins the others, then takes their fabric in place of the one at hand.
+void Communicator::Impl::meet(const JoinRequest& request) {
   auto met = ShmFabric::join(request, bootstrap.threads.get());
   if (engine != nullptr) engine->close();
   engine.reset();
   fabric = std::move(met);
   facts.probes = fabric->facts().flag_one_way_ns > 0 ? 1 : 0;
   take_facts();
-  engine = make_shm_engine(*fabric, {.config = config, .store = facts.store, .absent = absent()});
+  make_engine();
+  introduce();
+}
+
+void Communicator::Impl::make_engine() {
+  try {
+    engine = make_shm_engine(*fabric, {.config = config, .store = facts.store, .absent = absent()});
+  } catch (...) {
+    fabric->set_state(PeerState::failed);  // the others may have begun
+    closed = true;
+    throw;
+  }
+}
+
+void Communicator::Impl::introduce() {
   const SegmentLayout own(config, rank);
-  fabric->introduce(
-      {.slots = static_cast<std::uint32_t>(config.slots),
-       .first_op = static_cast<std::uint32_t>(own.op(0)),
-       .first_word = static_cast<std::uint32_t>(own.pub(0)),
-       .slot_bytes = static_cast<std::uint32_t>(config.slots > 1 ? own.pub(1) - own.pub(0) : 0),
-       .job = bootstrap.job});
+  const std::uint64_t slot_bytes = config.slots > 1 ? own.pub(1) - own.pub(0) : 0;
+  fabric->introduce({.slots = static_cast<std::uint32_t>(config.slots),
+                     .first_op = static_cast<std::uint32_t>(own.op(0)),
+                     .first_word = static_cast<std::uint32_t>(own.pub(0)),
+                     .slot_bytes = static_cast<std::uint32_t>(slot_bytes),
+                     .job = bootstrap.job});
+}
+
+Communicator Communicator::create(const Bootstrap& bootstrap, const CommunicatorOptions& options) {
+  auto impl = std::make_unique<Impl>();
+  impl->bootstrap = check_bootstrap(bootstrap);
+  check_job(bootstrap);
+  try {
+    JoinRequest request;
+    try {
+      request = impl->prepare(options);
+    } catch (const std::exception& error) {
+      ShmFabric::decline(request_of(impl->bootstrap), bootstrap.threads.get(), error.what());
+      throw;
+    }
+    impl->meet(request);
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorCode::setup,
+                fmt::format("rank {}: out of memory: {}", bootstrap.rank, explain(ENOMEM)));
+  }
+  return Communicator(std::move(impl));
 }
 
 MemoryPlan Communicator::plan_memory(const CommunicatorOptions& options, int rank, int size) {
@@ -174,6 +127,7 @@ Status Communicator::start_round(const Input& in, const Routing& routing,
                                  const DispatchOptions& options, Handle& handle,
                                  const LayerRound& round) {
   Impl& impl = open();
+  const Turns::Turn turn(impl.turns, "start_dispatch");
   const ConstRows& x = in.x;
   HandleState& h = *handle.state_;
   if (!impl.engine->failure().ok()) return impl.engine->failure();
@@ -206,6 +160,7 @@ Status Communicator::start_round(const Input& in, const Routing& routing,
 
 Status Communicator::start_dispatch(const Input& in, const Handle& cached, Handle& handle) {
   Impl& impl = open();
+  const Turns::Turn turn(impl.turns, "start_dispatch");
   const ConstRows& x = in.x;
   const HandleState& c = *cached.state_;
   HandleState& h = *handle.state_;
@@ -235,10 +190,15 @@ Status Communicator::start_dispatch(const Input& in, const Handle& cached, Handl
 
 Status Communicator::start_combine(Handle& handle, const CombineArgs& args) {
   Impl& impl = open();
+  const Turns::Turn turn(impl.turns, "start_combine");
   HandleState& h = *handle.state_;
   impl.check_ours(h);
   if (!h.leased || h.kind != OpKind::dispatch) {
-    throw Error(ErrorCode::misuse, "combine needs a handle that holds the lease of a dispatch");
+    throw Error(ErrorCode::misuse,
+                fmt::format("the handle holds no lease: its {} of epoch {} {}, expected a dispatch "
+                            "that was neither combined nor released",
+                            name(h.kind), h.epoch,
+                            h.leased ? "is under way" : "has ended, or was released"));
   }
   if (const Status status = Impl::state_of(h); status.code == Code::not_ready) return status;
   check_combine(args, h, impl.config);
@@ -269,6 +229,7 @@ Status Communicator::wait_expert(const Handle& handle, int expert) {
 Status Communicator::wait_expert(const Handle& handle, int expert,
                                  std::chrono::steady_clock::time_point deadline) {
   Impl& impl = open();
+  const Turns::Turn turn(impl.turns, "wait_expert");
   const Status status = impl.insist([&] { return poll_expert(handle, expert); }, deadline);
   return status.code == Code::timeout ? impl.awaited(*handle.state_) : status;
 }
@@ -304,6 +265,7 @@ Status Communicator::dispatch_round(const Input& in, const Routing& routing,
                                     const DispatchOptions& options, Handle& handle,
                                     const LayerRound& round) {
   Impl& impl = open();
+  const Turns::Turn turn(impl.turns, "dispatch");
   const auto until = impl.deadline();
   const Status started =
       impl.insist([&] { return start_round(in, routing, options, handle, round); }, until);
@@ -315,6 +277,7 @@ Status Communicator::dispatch_round(const Input& in, const Routing& routing,
 
 Status Communicator::dispatch(const Input& in, const Handle& cached, Handle& handle) {
   Impl& impl = open();
+  const Turns::Turn turn(impl.turns, "dispatch");
   const auto until = impl.deadline();
   return impl.complete(impl.insist([&] { return start_dispatch(in, cached, handle); }, until),
                        *handle.state_, until);
@@ -327,6 +290,7 @@ Status Communicator::combine(Handle& handle, const CombineArgs& args) {
         "by_expert is set, expected only with start_combine(): combine() waits for publish()");
   }
   Impl& impl = open();
+  const Turns::Turn turn(impl.turns, "combine");
   const auto until = impl.deadline();
   HandleState& h = *handle.state_;
   impl.check_ours(h);
@@ -358,6 +322,7 @@ int Communicator::step(int lane, int lanes) {
 
 void Communicator::set_lanes(int lanes, const Roles& roles, SendOrder order) {
   Impl& impl = open();
+  const Turns::Turn turn(impl.turns, "set_lanes");
   check_roles(lanes, roles, order);
   impl.refuse_pending("set_lanes");
   impl.engine->set_lanes(lanes, roles, order);
@@ -365,6 +330,7 @@ void Communicator::set_lanes(int lanes, const Roles& roles, SendOrder order) {
 
 void Communicator::set_tracer(Tracer* tracer) {
   Impl& impl = open();
+  const Turns::Turn turn(impl.turns, "set_tracer");
   impl.refuse_pending("set_tracer");
   impl.engine->set_tracer(tracer);
 }
@@ -381,6 +347,7 @@ Status Communicator::wait(Handle& handle) { return wait(handle, open().deadline(
 
 Status Communicator::wait(Handle& handle, std::chrono::steady_clock::time_point deadline) {
   Impl& impl = open();
+  const Turns::Turn turn(impl.turns, "wait");
   const HandleState& h = *handle.state_;
   impl.check_ours(h);
   if (h.kind == OpKind::none) throw Error(ErrorCode::misuse, "the handle has no operation");
@@ -389,6 +356,7 @@ Status Communicator::wait(Handle& handle, std::chrono::steady_clock::time_point 
 
 void Communicator::release(Handle& handle) {
   Impl& impl = open();
+  const Turns::Turn turn(impl.turns, "release");
   HandleState& h = *handle.state_;
   h.layer.active = false;
   if (!h.leased) return;
@@ -398,6 +366,7 @@ void Communicator::release(Handle& handle) {
 
 Status Communicator::input(std::int64_t num_tokens, std::int64_t hidden, DType dtype, Rows& x) {
   Impl& impl = open();
+  const Turns::Turn turn(impl.turns, "input");
   check_rows(ConstRows(&impl, num_tokens, hidden, dtype), "input", impl.config);
   if (num_tokens > impl.config.max_tokens) {
     return impl.too_many_tokens(ConstRows(nullptr, num_tokens, hidden, dtype));

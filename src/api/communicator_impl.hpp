@@ -1,6 +1,8 @@
 // What a communicator holds, and how its calls wait.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <memory>
@@ -9,6 +11,7 @@
 
 #include "api/fork_guard.hpp"
 #include "api/path_choice.hpp"
+#include "api/turns.hpp"
 #include "api/wait_notice.hpp"
 #include "engine/engine.hpp"
 #include "engine/waiter.hpp"
@@ -37,12 +40,16 @@ struct Communicator::Impl {
   int idle_steps = 0;
   Clock::time_point last_look;
   std::vector<std::int32_t> masked_ids;  // of the dispatch that is being started
+  Turns turns;
   // Destroyed in reverse: handles find the engine gone before its memory is.
   std::unique_ptr<ShmFabric> fabric;
   std::shared_ptr<Engine> engine;
   WaitNotice notice;
 
-  void meet();
+  JoinRequest prepare(const CommunicatorOptions& options);
+  void meet(const JoinRequest& request);
+  void make_engine();
+  void introduce();
   std::vector<int> absent() const;  // ranks that take no part
 
   void check_process() const {
@@ -54,7 +61,11 @@ struct Communicator::Impl {
   void check_ours(const HandleState& h) const {
     // Compares without counting references: all lanes may poll at once.
     if (h.engine.owner_before(engine) || engine.owner_before(h.engine)) {
-      throw Error(ErrorCode::misuse, "the handle has no dispatch of this communicator");
+      throw Error(ErrorCode::misuse,
+                  fmt::format("the handle has no dispatch of this communicator: {}",
+                              h.kind == OpKind::none ? "it was never used, or moved from"
+                              : h.engine.expired()   ? "its communicator is gone"
+                                                     : "it is of another one"));
     }
   }
 

@@ -6,6 +6,7 @@
 
 #include "api/checks.hpp"
 #include "api/communicator_impl.hpp"
+#include "api/set_up.hpp"
 
 namespace ubep {
 
@@ -22,6 +23,7 @@ std::vector<int> Communicator::members() const { return open().fabric->members()
 
 void Communicator::update_membership(std::vector<int> members) {
   Impl& impl = open();
+  const Turns::Turn turn(impl.turns, "update_membership");
   if (members.empty()) {
     throw Error(ErrorCode::invalid_argument, "members are empty, expected at least this rank");
   }
@@ -35,7 +37,7 @@ void Communicator::update_membership(std::vector<int> members) {
   }
   std::swap(impl.bootstrap.members, members);
   try {
-    impl.meet();
+    impl.meet(request_of(impl.bootstrap, impl.config));
   } catch (...) {
     std::swap(impl.bootstrap.members, members);
     throw;

@@ -27,7 +27,7 @@ std::string rank_list(std::uint64_t mask) {
 
 std::string rows_text(const Status& s) {
   if (s.rows == 0) return {};
-  std::string text = fmt::format("; {} {}", s.rows, s.kind == OpKind::combine ? "outputs" : "rows");
+  std::string text = fmt::format(", {} {}", s.rows, s.kind == OpKind::combine ? "outputs" : "rows");
   if (s.kind == OpKind::combine) {
     text += fmt::format(" for tokens {} to {}", s.first_token, s.last_token);
   }
@@ -88,12 +88,14 @@ std::string Status::message() const {
       return fmt::format("not_ready: {}: rank {}: {} is {}, needs {}", where(*this), peer,
                          name(word), seen, expected);
     case Code::slot_busy:
-      return fmt::format("slot_busy: {}: {}", where(*this), what);
+      if (expected == 0) return fmt::format("slot_busy: {}: {}", where(*this), what);
+      return fmt::format("slot_busy: {}: {} (CommunicatorOptions::slots is {})", where(*this), what,
+                         expected);
     case Code::timeout:
       if (peer < 0) return fmt::format("timeout: {}: {}", where(*this), what);
-      return fmt::format("timeout: {} waits for rank {}: {} is {}, needs {} (missing ranks: {}{})",
-                         where(*this), peer, name(word), seen, expected, rank_list(missing),
-                         rows_text(*this));
+      return fmt::format("timeout: {} waits for rank {}: {} is {}, needs {}{} (missing ranks: {})",
+                         where(*this), peer, name(word), seen, expected, rows_text(*this),
+                         rank_list(missing));
     case Code::peer_lost:
       return fmt::format("peer_lost: {}: rank {} is gone: {} (lost ranks: {})", where(*this), peer,
                          what, rank_list(missing));

@@ -24,6 +24,7 @@ Status EngineImpl<F>::next_slot(bool uses_input, std::uint64_t& epoch) const {
   if (slots_[static_cast<std::size_t>(slot)].leased) {
     status.code = Code::slot_busy;
     status.what = "the slot is leased: combine or release an earlier dispatch first";
+    status.expected = slots_.size();
     return status;
   }
   const bool is_first = epoch - first_ <= slots_.size();

@@ -5,10 +5,10 @@
 
 #include <cerrno>
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <utility>
 
+#include "base/system_limits.hpp"
 #include "ubep/status.hpp"
 
 namespace ubep {
@@ -31,7 +31,7 @@ PrivateRows::PrivateRows(std::size_t bytes, Use use)
   if (mapped_ == MAP_FAILED) {
     mapped_ = nullptr;
     throw Error(ErrorCode::setup, "cannot reserve " + std::to_string(bytes) +
-                                      " bytes of private rows: " + std::strerror(errno));
+                                      " bytes of private rows: " + explain(errno));
   }
   data_ = static_cast<std::byte*>(mapped_);
   madvise(mapped_, mapped_bytes_, MADV_DONTFORK);

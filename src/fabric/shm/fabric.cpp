@@ -6,10 +6,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <exception>
 #include <optional>
 
 #include "base/group_config.hpp"
 #include "base/math.hpp"
+#include "base/system_limits.hpp"
 #include "fabric/concept.hpp"
 #include "ubep/status.hpp"
 
@@ -25,13 +27,32 @@ namespace {
 constexpr std::chrono::microseconds kPatience{1000};  // of a probe between operations
 }
 
+namespace {
+
+std::shared_ptr<Segment> make_own(const JoinRequest& request) {
+  const auto rank = static_cast<std::size_t>(request.rank);
+  auto own = std::make_shared<Segment>(Segment::create(request.segment_bytes[rank], request.rank));
+  if (!request.inbox_bytes.empty()) {
+    own->set_inbox(SharedFile::create(kInboxFile, request.inbox_bytes[rank]));
+  }
+  return own;
+}
+
+}  // namespace
+
+void ShmFabric::decline(const JoinRequest& request, detail::ThreadRendezvous* threads,
+                        const char* why) {
+  threads != nullptr ? threads->decline(request, why) : decline_processes(request, why);
+}
+
 std::unique_ptr<ShmFabric> ShmFabric::join(const JoinRequest& request,
                                            detail::ThreadRendezvous* threads) {
-  const auto bytes = request.segment_bytes[static_cast<std::size_t>(request.rank)];
-  auto own = std::make_shared<Segment>(Segment::create(bytes, request.rank));
-  if (!request.inbox_bytes.empty()) {
-    own->set_inbox(SharedFile::create(kInboxFile,
-                                      request.inbox_bytes[static_cast<std::size_t>(request.rank)]));
+  std::shared_ptr<Segment> own;
+  try {
+    own = make_own(request);
+  } catch (const std::exception& error) {
+    decline(request, threads, error.what());
+    throw;
   }
   Meeting meeting = threads != nullptr ? threads->join(request, own) : join_processes(request, own);
   std::unique_ptr<ShmFabric> fabric(
@@ -134,7 +155,7 @@ const std::byte* ShmFabric::map_side_by_side(Range range) {
   void* area = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (area == MAP_FAILED) {
     throw Error(ErrorCode::setup,
-                fmt::format("cannot reserve a view of {} bytes: {}", bytes, std::strerror(errno)));
+                fmt::format("cannot reserve a view of {} bytes: {}", bytes, explain(errno)));
   }
   auto* data = static_cast<std::byte*>(area);
   windows_.push_back({range.offset, data, bytes});
@@ -147,8 +168,8 @@ const std::byte* ShmFabric::map_side_by_side(Range range) {
     void* part = mmap(data + r * range.bytes, range.bytes, PROT_READ, MAP_SHARED | MAP_FIXED,
                       segments_[r]->fd(), static_cast<off_t>(range.offset));
     if (part == MAP_FAILED) {
-      throw Error(ErrorCode::setup, fmt::format("cannot map rank {}'s tokens into the view: {}", r,
-                                                std::strerror(errno)));
+      throw Error(ErrorCode::setup,
+                  fmt::format("cannot map rank {}'s tokens into the view: {}", r, explain(errno)));
     }
     madvise(part, range.bytes, MADV_DONTFORK);
   }

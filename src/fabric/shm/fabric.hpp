@@ -20,6 +20,9 @@ class ShmFabric {
   // Collective. `threads` = ranks are threads of this process.
   static std::unique_ptr<ShmFabric> join(const JoinRequest& request,
                                          detail::ThreadRendezvous* threads);
+  // Instead, by a rank that cannot: the others are told why. join() does so of its own failures.
+  static void decline(const JoinRequest& request, detail::ThreadRendezvous* threads,
+                      const char* why);
   ~ShmFabric();
 
   const FabricFacts& facts() const { return facts_; }

@@ -12,6 +12,8 @@
 #include <span>
 #include <utility>
 
+#include "base/system_limits.hpp"
+#include "fabric/shm/messages.hpp"
 #include "fabric/shm/probe.hpp"
 #include "fabric/shm/socket.hpp"
 #include "ubep/status.hpp"
@@ -20,60 +22,16 @@
 namespace ubep {
 namespace {
 
-constexpr auto kLinger = std::chrono::seconds(1);   // of the host, for ranks to be told of an error
-constexpr auto kHearing = std::chrono::seconds(2);  // of who has connected, to say who it is
+constexpr auto kHearing = std::chrono::seconds(2);      // of who has connected, to say who it is
 constexpr auto kLook = std::chrono::milliseconds(100);  // between looks at those who wait
-constexpr std::uint64_t kMagic = 0x31'50'45'42'55;      // "UBEP1"
-
-// The first three are the same in all wire versions, so that a difference can be told.
-struct Hello {
-  std::uint64_t magic;
-  std::uint32_t wire_version;
-  std::int32_t rank;
-  std::int32_t size;
-  std::int32_t pid;
-  std::uint64_t fields[kMaxAgreedFields];
-};
-
-// From the host, the first member, to the others. A refusal has this form in all wire versions.
-struct Order {
-  enum class Kind : std::uint32_t { refuse, segments, probe, go };
-  Kind kind;
-  std::int32_t cpu;     // probe: where the host runs
-  std::uint64_t first;  // probe: first flag value; segments: the group's number
-  double one_way_ns;    // go: this rank's result
-  char text[472];       // refuse
-};
-static_assert(sizeof(Order) == 496);
 
 [[noreturn]] void fail(const std::string& text) { throw Error(ErrorCode::setup, text); }
-
-std::string rank_list(const std::vector<int>& ranks) {
-  return fmt::format("{}", fmt::join(ranks, ", "));
-}
-
-bool all_take_part(const JoinRequest& request) {
-  return request.members.size() == static_cast<std::size_t>(request.size);
-}
-
-// Each set of members has its own: who comes early for the next one does not disturb the last.
-std::string socket_name(const JoinRequest& request) {
-  std::string key = request.job;
-  if (!all_take_part(request)) key += " members " + rank_list(request.members);
-  return fmt::format("ubep-{}-{:016x}", geteuid(), std::hash<std::string>{}(key));
-}
-
-std::string job_text(const JoinRequest& request) {
-  const std::string members =
-      all_take_part(request) ? "" : fmt::format(", members {},", rank_list(request.members));
-  return fmt::format("job '{}' of {} ranks{} (socket @{})", request.job, request.size, members,
-                     socket_name(request));
-}
 
 Socket listen_for(const JoinRequest& request) {
   try {
     return Socket::listen(socket_name(request), request.size + 8);
   } catch (const Error& error) {
+    decline_processes(request, error.what());
     fail(fmt::format("{} (job '{}')", error.what(), request.job));
   }
 }
@@ -209,8 +167,8 @@ class Host {
       fail(fmt::format("rank {}: timeout: rank {} did not arrive for {}", request_.rank,
                        rank_list(missing()), job_text(request_)));
     }
-    if (!socket.same_user()) return;                        // not ours to answer
-    std::array<std::byte, 2 * sizeof(Hello)> message = {};  // other versions' may be longer
+    if (!socket.same_user()) return;                     // not ours to answer
+    std::array<std::byte, sizeof(Regret)> message = {};  // other versions' may be longer
     std::vector<int> fds;
     const CloseAll not_taken{fds};
     const long got =
@@ -220,6 +178,11 @@ class Host {
     std::memcpy(&hello, message.data(), sizeof(hello));
     // Connected and left, or something else that knows the name.
     if (got < static_cast<long>(offsetof(Hello, size)) || hello.magic != kMagic) return;
+    if (const auto regret = regret_in(std::span(message).first(static_cast<std::size_t>(got)))) {
+      if (!has_arrived(hello.rank)) ++refused_missing_;
+      fail(fmt::format("rank {} (process {}) cannot join: {}", hello.rank, socket.peer_pid(),
+                       regret->text));
+    }
     const bool complete = got == sizeof(hello) && (fds.size() == 1 || fds.size() == 2);
     if (hello.wire_version == kWireVersion && !complete) return;
     std::string complaint = complaint_about(hello, socket.peer_pid());
@@ -270,15 +233,9 @@ class Host {
     return difference(request_.fields, request_.rank, hello.fields, hello.rank);
   }
 
-  static void send_refusal(const Socket& socket, const std::string& text) {
-    Order order = {};
-    order.kind = Order::Kind::refuse;
-    std::strncpy(order.text, text.c_str(), sizeof(order.text) - 1);
-    (void)socket.send(&order, sizeof(order));  // it may be gone: it learns it by the closed socket
-  }
-
   // Lets those join that are only just arriving: what went wrong will be told to them too.
   void hear_others(const Socket& listener) {
+    const SpareFiles spare;
     const Deadline soon = std::min(request_.deadline, std::chrono::steady_clock::now() + kLinger);
     while (missing().size() > refused_missing_ && std::chrono::steady_clock::now() < soon) {
       for (Peer& peer : peers_)
@@ -292,9 +249,9 @@ class Host {
 
   void refuse_all(const char* text) const {
     for (const Peer& peer : peers_) {
-      if (peer.socket.valid()) send_refusal(peer.socket, text);
+      if (peer.socket.valid()) (void)send_refusal(peer.socket, text);
     }
-    for (const Socket& socket : refused_) send_refusal(socket, text);
+    for (const Socket& socket : refused_) (void)send_refusal(socket, text);
   }
 
   // Every rank gets the descriptors of all others, in rank order.
@@ -329,6 +286,22 @@ class Host {
                      peers_[rank].socket.gone() ? "went away" : "did not answer", request_.job));
   }
 
+  // What rank r sends is whether it can be probed, or why it cannot go on.
+  bool answers_probe(std::size_t r, const Order& order) const {
+    std::array<std::byte, sizeof(Regret)> answer = {};
+    std::vector<int> none;
+    const Socket& socket = peers_[r].socket;
+    (void)socket.send(&order, sizeof(order));  // one that is gone may have said why
+    const long got = socket.receive(answer.data(), answer.size(), none, request_.deadline);
+    if (got < 0) vanished(r);
+    if (const auto regret = regret_in(std::span(answer).first(static_cast<std::size_t>(got)))) {
+      fail(fmt::format("{} cannot join: {}", told(r), regret->text));
+    }
+    std::uint32_t can = 0;
+    std::memcpy(&can, answer.data(), sizeof(can));
+    return can != 0;
+  }
+
   double probe_all(const Segments& segments) {
     double slowest = 0;
     bool all_measured = true;
@@ -340,13 +313,7 @@ class Host {
       order.kind = Order::Kind::probe;
       order.cpu = cpu;
       order.first = first;
-      std::uint32_t can = 0;
-      std::vector<int> none;
-      if (!peers_[r].socket.send(&order, sizeof(order)) ||
-          peers_[r].socket.receive(&can, sizeof(can), none, request_.deadline) < 0) {
-        vanished(r);
-      }
-      if (can != 0 && cpu >= 0) {
+      if (answers_probe(r, order) && cpu >= 0) {
         const PinnedTo pinned(cpu);
         peers_[r].one_way_ns =
             ping_pong_ns(own_->data() + kProbeOffset, segments[r]->data() + kProbeOffset,
@@ -380,6 +347,21 @@ class Guest {
       : request_(request), own_(std::move(own)) {}
 
   Meeting run() {
+    try {
+      return join();
+    } catch (const Error& error) {
+      if (refused_) throw;
+      if (socket_.valid()) {
+        (void)send_regret(socket_, request_, error.what());
+      } else if (host_ == 0) {
+        decline_processes(request_, error.what());
+      }
+      throw;
+    }
+  }
+
+ private:
+  Meeting join() {
     std::vector<int> fds;
     const CloseAll not_attached{fds};
     Order order = {};
@@ -401,14 +383,13 @@ class Guest {
     return meeting;
   }
 
- private:
   [[noreturn]] void no_answer() const {
     if (host_ == 0) {
       fail(fmt::format("rank {}: timeout: rank {} did not arrive for {}", request_.rank,
-                       request_.host(), job_text(request_)));
+                       request_.members.front(), job_text(request_)));
     }
     fail(fmt::format("rank {}: rank {} (process {}) {} during set-up of {}", request_.rank,
-                     request_.host(), host_,
+                     request_.members.front(), host_,
                      !socket_.valid() || socket_.gone() ? "went away" : "did not answer",
                      job_text(request_)));
   }
@@ -417,7 +398,10 @@ class Guest {
     socket_ = Socket::connect(socket_name(request_), request_.deadline);
     if (!socket_.valid()) return false;
     host_ = socket_.peer_pid();
-    if (!socket_.same_user()) fail("the rendezvous is held by another user");
+    if (!socket_.same_user()) {
+      refused_ = true;  // and told nothing
+      fail("the rendezvous is held by another user");
+    }
     Hello hello = {};
     hello.magic = kMagic;
     hello.wire_version = kWireVersion;
@@ -434,7 +418,8 @@ class Guest {
     if (socket_.receive(&order, sizeof(order), fds, patience) != sizeof(order)) return false;
     if (order.kind == Order::Kind::refuse) {
       order.text[sizeof(order.text) - 1] = 0;
-      fail(fmt::format("rank {}: refused by rank {}: {}", request_.rank, request_.host(),
+      refused_ = true;
+      fail(fmt::format("rank {}: refused by rank {}: {}", request_.rank, request_.members.front(),
                        order.text));
     }
     return true;
@@ -444,7 +429,7 @@ class Guest {
     const std::size_t members = request_.members.size();
     const std::size_t each = descriptors_of(*own_).size();
     if (order.kind != Order::Kind::segments || fds.size() != (members - 1) * each) {
-      fail(fmt::format("rank {} sent an unexpected message", request_.host()));
+      fail(fmt::format("rank {} sent an unexpected message", request_.members.front()));
     }
     Segments segments = absent_segments(request_);
     int* next = fds.data();
@@ -465,15 +450,16 @@ class Guest {
     }
     const PinnedTo pinned(cpu);
     (void)socket_.send(&can, sizeof(can));
-    (void)ping_pong_ns(own_->data() + kProbeOffset,
-                       segments[static_cast<std::size_t>(request_.host())]->data() + kProbeOffset,
-                       {.starter = false, .first = order.first});  // the host measures
+    const auto host = static_cast<std::size_t>(request_.members.front());  // which measures
+    (void)ping_pong_ns(own_->data() + kProbeOffset, segments[host]->data() + kProbeOffset,
+                       {.starter = false, .first = order.first});
   }
 
   const JoinRequest& request_;
   std::shared_ptr<Segment> own_;
   Socket socket_;
   int host_ = 0;  // the first member's process, once it was seen
+  bool refused_ = false;
 };
 
 // Set-ups of this process that are under way. Two of one rank and job could take each other's
@@ -530,17 +516,14 @@ std::uint64_t random_number() {
 }
 
 Meeting join_processes(const JoinRequest& request, std::shared_ptr<Segment> own) {
-  JoinRequest wanted = request;
-  if (wanted.members.empty()) {
-    for (int r = 0; r < wanted.size; ++r) wanted.members.push_back(r);
-  }
+  const JoinRequest wanted = with_members(request);
   if (wanted.members.size() == 1) {
     Meeting alone{.segments = absent_segments(wanted), .group = random_number(), .probe = {}};
     alone.segments[static_cast<std::size_t>(wanted.rank)] = std::move(own);
     return alone;
   }
   const OnlyOne set_up(wanted);
-  if (wanted.rank == wanted.host()) return Host(wanted, std::move(own)).run();
+  if (wanted.rank == wanted.members.front()) return Host(wanted, std::move(own)).run();
   return Guest(wanted, std::move(own)).run();
 }
 

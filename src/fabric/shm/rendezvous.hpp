@@ -35,8 +35,6 @@ struct JoinRequest {
   std::vector<std::uint64_t> segment_bytes;  // [R]
   std::vector<std::uint64_t> inbox_bytes;    // [R], or empty: nobody pushes
   std::vector<int> members;                  // who meets, ascending; empty = all ranks
-
-  int host() const { return members.empty() ? 0 : members.front(); }  // where the others join
 };
 
 struct ProbeResult {
@@ -59,6 +57,10 @@ struct Meeting {
 // the exchange the host measures the flag latency to every peer, one after the other, while the
 // others sleep.
 Meeting join_processes(const JoinRequest& request, std::shared_ptr<Segment> own);
+
+// Instead of the above, by a rank that cannot take part: those who wait are told why, at once.
+// Takes up to two seconds when nobody is there to be told.
+void decline_processes(const JoinRequest& request, const std::string& why);
 
 // The first field that differs, as text; empty = none. `theirs`: [kMaxAgreedFields].
 std::string difference(const AgreedFields& mine, int my_rank, const std::uint64_t* theirs,

@@ -5,10 +5,10 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 #include <string>
 #include <utility>
 
+#include "base/system_limits.hpp"
 #include "fabric/shm/memory_limit.hpp"
 #include "ubep/status.hpp"
 
@@ -16,8 +16,8 @@ namespace ubep {
 namespace {
 
 [[noreturn]] void fail(const char* name, std::uint64_t bytes, const char* what) {
-  throw Error(ErrorCode::setup, fmt::format("{} of {} bytes: {} failed: {}", name, bytes, what,
-                                            std::strerror(errno)));
+  throw Error(ErrorCode::setup,
+              fmt::format("{} of {} bytes: {} failed: {}", name, bytes, what, explain(errno)));
 }
 
 }  // namespace

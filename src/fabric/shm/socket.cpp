@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <poll.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -14,6 +13,7 @@
 #include <utility>
 
 #include "base/group_config.hpp"
+#include "base/system_limits.hpp"
 #include "ubep/status.hpp"
 
 namespace ubep {
@@ -22,7 +22,7 @@ namespace {
 int open_socket() {
   const int fd = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   if (fd < 0) {
-    throw Error(ErrorCode::setup, fmt::format("cannot open a socket: {}", std::strerror(errno)));
+    throw Error(ErrorCode::setup, fmt::format("cannot open a socket: {}", explain(errno)));
   }
   return fd;
 }
@@ -39,15 +39,6 @@ Address address_of(const std::string& abstract_name) {
   std::memcpy(address.un.sun_path + 1, abstract_name.data(), n);  // [0] stays 0: abstract
   address.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + n);
   return address;
-}
-
-[[noreturn]] void fail_of_files() {
-  rlimit limit = {};
-  getrlimit(RLIMIT_NOFILE, &limit);
-  throw Error(ErrorCode::setup,
-              fmt::format("too many open files: this process may have {} (ulimit -n), and holds up "
-                          "to three for each rank",
-                          limit.rlim_cur));
 }
 
 constexpr std::size_t kMaxFds = 2 * kMaxRanks;  // segments and inboxes
@@ -105,7 +96,7 @@ bool Socket::wait_for(short events, Deadline deadline) const {
 Socket Socket::accept(Deadline deadline) const {
   if (!wait_for(POLLIN, deadline)) return {};
   const int fd = ::accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC);
-  if (fd < 0 && (errno == EMFILE || errno == ENFILE)) fail_of_files();
+  if (fd < 0 && (errno == EMFILE || errno == ENFILE)) throw Error(ErrorCode::setup, explain(errno));
   return Socket(fd);
 }
 
@@ -154,7 +145,9 @@ long Socket::receive(void* data, std::size_t bytes, std::vector<int>& fds,
   message.msg_iovlen = 1;
   message.msg_control = control;
   message.msg_controllen = sizeof(control);
-  const ssize_t got = ::recvmsg(fd_, &message, MSG_CMSG_CLOEXEC);
+  ssize_t got = ::recvmsg(fd_, &message, MSG_CMSG_CLOEXEC);
+  // The other end left something unread when it closed; its last words are here all the same.
+  if (got < 0 && errno == ECONNRESET) got = ::recvmsg(fd_, &message, MSG_CMSG_CLOEXEC);
   if (got < 0) return -1;
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
        header = CMSG_NXTHDR(&message, header)) {
@@ -168,7 +161,7 @@ long Socket::receive(void* data, std::size_t bytes, std::vector<int>& fds,
   for (int fd : fds) ::close(fd);  // nobody will look at them
   fds.clear();
   // With room for all in `control`, only this process's limit can have cut the descriptors.
-  if ((message.msg_flags & MSG_CTRUNC) != 0) fail_of_files();
+  if ((message.msg_flags & MSG_CTRUNC) != 0) throw Error(ErrorCode::setup, explain(EMFILE));
   return -1;
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "ubep/status.hpp"
@@ -46,6 +47,24 @@ void ThreadRendezvous::settle(std::string error) {
   changed_.notify_all();
 }
 
+// One rank more knows of the set-up that was declined; once all do, it is forgotten.
+void ThreadRendezvous::tell(std::size_t rank) {
+  told_[rank] = 1;
+  if (std::find(told_.begin(), told_.end(), 0) == told_.end()) declined_.clear();
+}
+
+void ThreadRendezvous::decline(const JoinRequest& request, const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  const auto rank = static_cast<std::size_t>(request.rank);
+  if (rank >= waiting_.size()) return;
+  if (!declined_.empty() && told_[rank] == 0) return tell(rank);
+  declined_ = fmt::format("rank {} cannot join: {}", rank, why);
+  told_.assign(waiting_.size(), 0);
+  for (std::size_t r = 0; r < waiting_.size(); ++r) told_[r] = waiting_[r] != nullptr ? 1 : 0;
+  settle(declined_);
+  tell(rank);
+}
+
 Meeting ThreadRendezvous::join(const JoinRequest& request, std::shared_ptr<Segment> own) {
   if (static_cast<std::size_t>(request.size) != waiting_.size()) {
     throw Error(ErrorCode::invalid_argument,
@@ -54,7 +73,16 @@ Meeting ThreadRendezvous::join(const JoinRequest& request, std::shared_ptr<Segme
   }
   std::unique_lock lock(mutex_);
   const auto rank = static_cast<std::size_t>(request.rank);
-  if (waiting_[rank] != nullptr) fail(fmt::format("rank {} joined twice", request.rank));
+  if (!declined_.empty() && told_[rank] == 0) {
+    const std::string why = declined_;
+    tell(rank);
+    fail(why);
+  }
+  declined_.clear();  // a rank that knows comes again: all begin anew
+  if (waiting_[rank] != nullptr) {
+    fail(fmt::format("rank {} joined twice, expected each of 0..{} once", rank,
+                     waiting_.size() - 1));
+  }
   waiting_[rank] = std::move(own);
   fields_[rank] = request.fields;
   const std::shared_ptr<Outcome> outcome = outcome_;

@@ -196,6 +196,16 @@ TEST(LauncherTest, WhatIsNoNumberIsRefused) {
   expect_refused(kMpich + Variables{{"PMI_RANK", "-1"}}, "PMI_RANK is '-1'");
   expect_refused(kSlurm + Variables{{"SLURM_PROCID", "6"}}, "SLURM_PROCID is '6'");
   expect_refused(kUbep + Variables{{"UBEP_WORLD_SIZE", "99999999999"}}, "UBEP_WORLD_SIZE is '9");
+  expect_refused(kUbep + Variables{{"UBEP_WORLD_SIZE", "0"}},
+                 "UBEP_WORLD_SIZE is '0', expected a number, 1..64");
+  expect_refused(kUbep + Variables{{"UBEP_RANK", "x"}},
+                 "UBEP_RANK is 'x', expected a number, 0..2");
+  expect_refused(kUbep + Variables{{"UBEP_RANK", "-1"}}, "UBEP_RANK is '-1'");
+  expect_refused(kUbep + Variables{{"UBEP_RANK", "3"}}, "UBEP_RANK is '3'");
+  for (const char* text : {"-1", "x", "1s", "99999999999999999999"}) {
+    expect_refused(kUbep + Variables{{"UBEP_TIMEOUT_MS", text}},
+                   std::string("UBEP_TIMEOUT_MS is '") + text + "', expected a number, 1..");
+  }
 }
 
 TEST(LauncherTest, SeveralHostsAreRefusedAtOnce) {

@@ -8,26 +8,12 @@
 #include <string>
 #include <vector>
 
+#include "support/errors.hpp"
 #include "support/worker.hpp"
 #include "ubep/communicator.hpp"
 
 namespace ubep::test {
 namespace {
-
-using Parts = std::vector<std::string>;
-
-void expect_error(ErrorCode code, const Parts& parts, const std::function<void()>& call) {
-  try {
-    call();
-    ADD_FAILURE() << "did not throw";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    const std::string message = error.what();
-    for (const std::string& part : parts) {
-      EXPECT_NE(message.find(part), std::string::npos) << "'" << part << "' is not in: " << message;
-    }
-  }
-}
 
 // A communicator of one rank, with four experts, four tokens of 24 and top-k 2.
 class Alone {
@@ -429,9 +415,12 @@ TEST(StateMisuseTest, CombineTwice) {
   ASSERT_EQ(alone.worker.round(alone.comm), "");
   std::vector<std::byte> memory(4096);
   const CombineArgs args{.out = {memory.data(), 4, 24, DType::bf16}};
-  expect_error(ErrorCode::misuse, {"lease"},
+  expect_error(ErrorCode::misuse, {"handle", "combine of epoch 1 has ended", "expected a dispatch"},
                [&] { (void)alone.comm.combine(alone.worker.handle, args); });
-  expect_error(ErrorCode::misuse, {}, [&] { (void)alone.worker.handle.received(); });
+  expect_error(ErrorCode::misuse, {"handle", "its lease has ended"},
+               [&] { (void)alone.worker.handle.received(); });
+  EXPECT_EQ(alone.worker.out_difference(), "");
+  EXPECT_EQ(alone.worker.round(alone.comm), "");
 }
 
 TEST(StateMisuseTest, DispatchIntoALeasedHandle) {
@@ -459,6 +448,9 @@ TEST(StateMisuseTest, AHandleOfAnotherCommunicator) {
     (void)other.comm.start_dispatch(one.worker.x(), one.worker.handle, other.worker.handle);
   });
   EXPECT_TRUE(one.worker.handle.holds_lease());
+  EXPECT_TRUE(one.worker.combine(one.comm).ok());
+  EXPECT_EQ(one.worker.out_difference(), "");
+  EXPECT_EQ(other.worker.round(other.comm), "");
 }
 
 TEST(StateMisuseTest, LanesOutsideTheRange) {

@@ -116,7 +116,12 @@ TEST(StatusTest, TheOtherCodes) {
             "no_capacity: rank 1: dispatch of epoch 12: rows to one rank is 9, at most 4");
   status.code = Code::slot_busy;
   status.what = "the slot is leased";
+  EXPECT_EQ(status.message(),
+            "slot_busy: rank 1: dispatch of epoch 12: the slot is leased "
+            "(CommunicatorOptions::slots is 4)");
+  status.expected = 0;
   EXPECT_EQ(status.message(), "slot_busy: rank 1: dispatch of epoch 12: the slot is leased");
+  status.expected = 4;
   status.code = Code::not_ready;
   status.word = Word::done;
   EXPECT_EQ(status.message(),

@@ -1,4 +1,5 @@
 #include "sim/world.hpp"
+#include "base/fabric_facts.hpp"
 
 #include <gtest/gtest.h>
 
@@ -12,7 +13,7 @@ namespace ubep::sim {
 namespace {
 
 constexpr std::uint64_t kBytes = 4096;
-constexpr std::uint64_t kFlag = 256;
+constexpr std::uint64_t kFlag = kFabricHeaderBytes;
 constexpr std::uint64_t kData = 1024;
 constexpr Time kLatency = kMicrosecond;
 

@@ -420,6 +420,21 @@ TEST(ThreadRendezvousTest, ADifferenceIsNamedToAllAndForgotten) {
   }
 }
 
+// Those who wait hear of it at once, those who come later too, and then it is forgotten.
+TEST(ThreadRendezvousTest, ARankThatDeclinesIsNamedToAll) {
+  detail::ThreadRendezvous rendezvous(3);
+  std::thread waiting([&] {
+    EXPECT_EQ(join_threads(rendezvous, {request_of(0, 3, "t")})[0], "rank 1 cannot join: ill");
+  });
+  std::this_thread::sleep_for(20ms);
+  rendezvous.decline(request_of(1, 3, "t"), "ill");
+  waiting.join();
+  EXPECT_EQ(join_threads(rendezvous, {request_of(2, 3, "t")})[0], "rank 1 cannot join: ill");
+  const auto later = join_threads(
+      rendezvous, {request_of(0, 3, "t"), request_of(1, 3, "t"), request_of(2, 3, "t")});
+  for (const std::string& error : later) EXPECT_EQ(error, "");
+}
+
 TEST(ThreadRendezvousTest, MissingRanksAreNamedAndMayComeLater) {
   detail::ThreadRendezvous rendezvous(3);
   const auto errors = join_threads(rendezvous, {request_of(1, 3, "t", 50ms)});
@@ -450,7 +465,7 @@ TEST(ThreadRendezvousTest, ARankMayJoinOnce) {
                               std::make_shared<Segment>(Segment::create(kBytes, rank)));
         return;
       } catch (const Error& error) {
-        EXPECT_STREQ(error.what(), "rank 1 joined twice");
+        EXPECT_STREQ(error.what(), "rank 1 joined twice, expected each of 0..1 once");
         ++refused;  // and comes again as rank 0
       }
     }

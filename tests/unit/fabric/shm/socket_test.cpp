@@ -138,6 +138,19 @@ TEST(SocketTest, MessagesKeepTheirBounds) {
   EXPECT_EQ(b.receive(text, sizeof(text), fds, in(5s)), 6);
 }
 
+// The kernel tells of the close before it gives out what was said earlier.
+TEST(SocketTest, LastWordsAreHeardThoughTheirSenderReadNothing) {
+  auto [a, b] = connected();
+  ASSERT_TRUE(b.send("unread", 6));
+  ASSERT_TRUE(a.send("why", 3));
+  { const Socket closed(std::move(a)); }
+  char text[16] = {};
+  std::vector<int> fds;
+  EXPECT_EQ(b.receive(text, sizeof(text), fds, in(5s)), 3);
+  EXPECT_STREQ(text, "why");
+  EXPECT_EQ(b.receive(text, sizeof(text), fds, in(5s)), -1);
+}
+
 TEST(SocketTest, MovingLeavesNothingBehind) {
   auto [a, b] = connected();
   const Socket moved(std::move(a));
