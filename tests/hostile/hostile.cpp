@@ -173,13 +173,15 @@ struct Tally {
 // One rank of a group, in its own process.
 using Life = std::function<int(int rank, Report& report)>;
 
-// Statuses as of waitpid(); who is alive after kPatience is killed, and -1.
-std::vector<int> wait_all(const std::vector<pid_t>& ranks) {
+// Statuses as of waitpid(); who is alive after kPatience is killed, and -1. So is the hostile rank
+// once the others have ended.
+std::vector<int> wait_all(const std::vector<pid_t>& ranks, int hostile) {
   const auto until = Clock::now() + kPatience;
   std::vector<int> statuses(ranks.size(), -1);
-  for (std::size_t left = ranks.size(); left != 0 && Clock::now() < until;) {
+  for (std::size_t left = ranks.size() - 1; left != 0 && Clock::now() < until;) {
     for (std::size_t r = 0; r < ranks.size(); ++r) {
-      if (statuses[r] < 0 && waitpid(ranks[r], &statuses[r], WNOHANG) == ranks[r]) --left;
+      if (r == index(hostile) || statuses[r] >= 0) continue;
+      if (waitpid(ranks[r], &statuses[r], WNOHANG) == ranks[r]) --left;
     }
     std::this_thread::sleep_for(std::chrono::microseconds(300));
   }
@@ -202,7 +204,7 @@ void run_group(int size, int hostile, const std::string& job, const Life& life, 
     }
     ranks.push_back(pid);
   }
-  const std::vector<int> statuses = wait_all(ranks);
+  const std::vector<int> statuses = wait_all(ranks, hostile);
   ++tally.groups;
   for (int rank = 0; rank < size; ++rank) {
     if (rank == hostile) continue;

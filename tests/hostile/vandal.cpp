@@ -32,7 +32,7 @@ const char* name(Target target) { return kNames[static_cast<std::size_t>(target)
 Mischief make_mischief(Target target, Random& random) {
   Mischief mischief;
   mischief.target = target;
-  mischief.pause_us = random.pick<int>({5, 50, 500, 3000});
+  mischief.pause_us = random.pick<int>({0, 5, 50, 500, 3000});
   mischief.delay_us = random.below(random.one_in(3) ? 200 : 20'000);
   mischief.strokes = random.one_in(3) ? random.between(1, 4) : -1;
   mischief.rough = random.one_in(3);
@@ -85,7 +85,11 @@ void Vandal::run() {
       strike();
       if (left > 0) --left;
     }
-    std::this_thread::sleep_for(std::chrono::microseconds(random_.below(mischief_.pause_us + 1)));
+    if (mischief_.pause_us == 0) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(random_.below(mischief_.pause_us)));
+    }
     // Inboxes of peers are mapped after the own one.
     if (random_.one_in(16)) segment_ = {};
   }
@@ -183,9 +187,43 @@ void Vandal::spoil_word() {
   }
 }
 
+// In fields that are a rank's own affair, values that a rank may have.
+void Vandal::tell_lies(std::uint64_t offset) {
+  std::byte* place = segment_.data + offset;
+  OpLine line;
+  std::memcpy(&line, place, sizeof(line));
+  const auto up_to = [this](int most) {
+    return static_cast<std::uint32_t>(random_.below(most + 1));
+  };
+  switch (random_.below(6)) {
+    case 0:
+      line.tokens = up_to(config_.max_tokens);
+      break;
+    case 1:
+      line.path = static_cast<Path>(random_.between(1, 5));
+      break;
+    case 2:
+      line.alignment = static_cast<std::uint16_t>(random_.between(1, kMaxAlignment));
+      break;
+    case 3:
+      line.capacity = up_to(config_.expert_capacity);
+      break;
+    case 4:
+      line.contiguous = static_cast<std::uint8_t>(up_to(1));
+      line.marks = static_cast<std::uint8_t>(up_to(1)) & 1;
+      break;
+    default:
+      line.by_expert = static_cast<std::uint8_t>(up_to(1)) & 1;
+      line.more = static_cast<std::uint8_t>(up_to(1)) & 1;
+  }
+  constexpr std::size_t kSeq = sizeof(line.seq);
+  std::memcpy(place + kSeq, reinterpret_cast<const std::byte*>(&line) + kSeq, sizeof(line) - kSeq);
+}
+
 // A byte or a number of a line; the word is left alone, most often.
 void Vandal::spoil_op_line() {
   const std::uint64_t line = layout_.op(random_.next() >> 1);
+  if (!mischief_.rough && random_.one_in(2)) return tell_lies(line);
   const auto at = static_cast<std::uint64_t>(random_.between(8, 63));
   std::byte* place = segment_.data + line;
   if (random_.one_in(2)) {

@@ -22,7 +22,7 @@ const char* name(Target target);
 
 struct Mischief {
   Target target = Target::everything;
-  int pause_us = 100;  // most of it between two strokes
+  int pause_us = 100;  // most of it between two strokes; 0 = none
   int delay_us = 0;    // before the first
   int strokes = 1;     // -1 = until the end
   bool rough = false;  // random bytes more often than values that could be right
@@ -55,6 +55,7 @@ class Vandal {
   void strike_at(Target target);
   void spoil_word();
   void spoil_op_line();
+  void tell_lies(std::uint64_t offset);
   void spoil_record();
   void spoil_range(const Area& area, std::uint64_t most);
   void spoil_rows();

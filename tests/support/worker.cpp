@@ -151,6 +151,7 @@ std::string Worker::out_difference(std::uint64_t lost, std::uint64_t untrusted) 
     if (valid[index(token)] == 0 && !may_be_invalid) {
       return "valid_tokens[" + std::to_string(token) + "]: 0 though all its experts are alive";
     }
+    if (may_be_wrong) valid[index(token)] = 0;
   }
   std::vector<std::byte> copy = out_;
   const Rows out{copy.data(), input.tokens, problem_.hidden, problem_.dtype};
