@@ -83,7 +83,9 @@ int Honest::run(Communicator& comm, const std::function<void()>& between) {
     between();
     const Status combined = timed([&] { return combine(comm); });
     if (const int ending = after(combined); ending >= 0) return ending;
-    if (!scene_.options.push || !puts_into_inboxes(scene_.dispatch.path)) {
+    // With allgather a row of every rank is part of every sum.
+    const bool is_own = scene_.dispatch.path != Path::allgather;
+    if (is_own && !(scene_.options.push && puts_into_inboxes(scene_.dispatch.path))) {
       difference = worker.out_difference(lost_ | bit(scene_.hostile), bit(scene_.hostile));
       if (!difference.empty()) return complain(difference);
       report_.tokens += scene_.problem.ranks[index(rank_)].tokens;
