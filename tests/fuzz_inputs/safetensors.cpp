@@ -20,6 +20,9 @@ std::vector<std::string> example_inputs() {
       safetensors(
           R"({"a":{"dtype":"I32","shape":[[[[1]]]],"data_offsets":[0,18446744073709551615]}})",
           "abcd"),
+      safetensors(R"({"a":{"dtype":"I32","shape":)" + std::string(200'000, '[') +
+                      std::string(200'000, ']') + "}}",
+                  ""),
   };
 }
 

@@ -12,7 +12,7 @@ std::vector<std::string> example_inputs() {
   std::vector<std::string> examples = {
       R"({ "ranks": 16, "tiers": [ { "name": "node", "ranks": 4 }, { "ranks": 16 } ] })",
       R"({ "latency_ns": [ [0, 60, 250], [60, 0, 250], [250, 250, 0] ], "ratio": 1.5 })",
-      R"([[[[[[{"ranks": 1}]]]]]])"};
+      R"([[[[[[{"ranks": 1}]]]]]])", std::string(200'000, '[') + std::string(200'000, ']')};
   for (const sim::BuiltInPod& pod : sim::built_in_pods()) examples.emplace_back(pod.text);
   return examples;
 }

@@ -16,8 +16,13 @@ constexpr std::chrono::seconds kSlack{6};
 
 std::uint64_t bit(int rank) { return std::uint64_t{1} << rank; }
 
-bool puts_into_inboxes(Path path) {
-  return path == Path::push || path == Path::bsp || path == Path::automatic;
+// Whether no received row can lie in an inbox, whatever path a peer says that it takes.
+bool are_rows_apart(const Scene& scene) {
+  const Path path = scene.dispatch.path;
+  if (!scene.options.push || path == Path::read) return true;
+  const Protocol protocol = scene.options.protocol;
+  const bool decodes = protocol >= Protocol::token_flag_16 && protocol <= Protocol::sentinel;
+  return decodes && (path == Path::pull || path == Path::allgather);
 }
 
 }  // namespace
@@ -85,7 +90,7 @@ int Honest::run(Communicator& comm, const std::function<void()>& between) {
     if (const int ending = after(combined); ending >= 0) return ending;
     // With allgather a row of every rank is part of every sum.
     const bool is_own = scene_.dispatch.path != Path::allgather;
-    if (is_own && !(scene_.options.push && puts_into_inboxes(scene_.dispatch.path))) {
+    if (is_own && are_rows_apart(scene_)) {
       difference = worker.out_difference(lost_ | bit(scene_.hostile), bit(scene_.hostile));
       if (!difference.empty()) return complain(difference);
       report_.tokens += scene_.problem.ranks[index(rank_)].tokens;
@@ -109,8 +114,8 @@ const ExpectedReceived& Honest::from(int source) {
 
 bool Honest::same_row(const Received& received, std::int64_t row, const ExpectedReceived& want,
                       std::int64_t i) const {
-  // Anybody may have written there.
-  if (scene_.options.push && puts_into_inboxes(scene_.dispatch.path)) return true;
+  // Else anybody may have written there.
+  if (!are_rows_apart(scene_)) return true;
   ++report_.rows;
   return std::memcmp(received.row(row), want.rows.data() + index(i) * want.row_bytes,
                      want.row_bytes) == 0;

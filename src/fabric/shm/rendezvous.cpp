@@ -365,12 +365,16 @@ class Guest {
       }
     }
     Segments segments = attach(order, fds);
-    for (;;) {
-      fds.clear();
+    const std::size_t attached = fds.size();
+    // One probe at most, and no more descriptors (`fds` are closed): rank 0 could go on for ever.
+    for (bool probed = false;; probed = true) {
       if (!receive(order, fds)) no_answer();
       if (order.kind == Order::Kind::go) break;
-      if (order.kind == Order::Kind::probe) answer_probe(order, segments);
-      if (order.kind == Order::Kind::probe) probe.host_cpu = order.cpu;
+      if (order.kind != Order::Kind::probe || probed || fds.size() != attached) {
+        fail("rank 0 sent an unexpected message");
+      }
+      answer_probe(order, segments);
+      probe.host_cpu = order.cpu;
     }
     probe.one_way_ns = order.one_way_ns;
     return segments;
