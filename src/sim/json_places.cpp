@@ -9,6 +9,8 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr int kMostDepth = 64;  // what reads and prints documents recurses
+
 // Takes everything, keeps the error.
 class ErrorKeeper final : public nlohmann::json_sax<Json> {
  public:
@@ -19,11 +21,11 @@ class ErrorKeeper final : public nlohmann::json_sax<Json> {
   bool number_float(number_float_t, const string_t&) override { return true; }
   bool string(string_t&) override { return true; }
   bool binary(binary_t&) override { return true; }
-  bool start_object(std::size_t) override { return true; }
+  bool start_object(std::size_t) override { return begin(); }
   bool key(string_t&) override { return true; }
-  bool end_object() override { return true; }
-  bool start_array(std::size_t) override { return true; }
-  bool end_array() override { return true; }
+  bool end_object() override { return end(); }
+  bool start_array(std::size_t) override { return begin(); }
+  bool end_array() override { return end(); }
   bool parse_error(std::size_t read, const std::string&, const Json::exception& error) override {
     error_ = {read == 0 ? 0 : read - 1, error.what()};
     return false;
@@ -32,6 +34,17 @@ class ErrorKeeper final : public nlohmann::json_sax<Json> {
   const std::optional<JsonError>& error() const { return error_; }
 
  private:
+  bool begin() {
+    if (++depth_ <= kMostDepth) return true;
+    error_ = {0, "lists and objects lie more than " + std::to_string(kMostDepth) + " deep"};
+    return false;
+  }
+  bool end() {
+    --depth_;
+    return true;
+  }
+
+  int depth_ = 0;
   std::optional<JsonError> error_;
 };
 

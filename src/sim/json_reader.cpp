@@ -53,6 +53,8 @@ JsonReader::JsonReader(const JsonFile& file, const Json& object, std::size_t beg
 
 JsonReader JsonReader::inner(const std::string& key) {
   const Json& object = need(key);
+  // A variant can set a key that the text has not, but only to a number or a text.
+  if (find(key) == nullptr) fail(key, "is " + object.dump() + ", expected an object");
   return {file_, object, find(key)->value, named(key)};
 }
 

@@ -14,7 +14,6 @@ namespace {
 
 constexpr auto index(std::int64_t i) { return static_cast<std::size_t>(i); }
 constexpr std::byte kPoison{0xff};  // a NaN in every type
-constexpr std::chrono::seconds kPatience{40};
 
 // A matrix in the caller's memory: `shift` elements, then rows `gap` elements apart.
 struct Tensor {
@@ -305,7 +304,7 @@ void RankRun::check_gaps(int number) {
 }
 
 void RankRun::retry(int number, const char* what, const std::function<Status()>& call) {
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  const auto deadline = std::chrono::steady_clock::now() + patience_;
   for (;;) {
     const Status status = call();
     if (status.code != Code::not_ready) return require(number, what, status);
@@ -326,7 +325,7 @@ void RankRun::fail(int number, const std::string& what) const {
 }
 
 Status RankRun::step_lanes(const Handle& handle, int lanes) {
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  const auto deadline = std::chrono::steady_clock::now() + patience_;
   const auto work = [&](int lane) {
     while (comm_->poll(handle).code == Code::not_ready &&
            std::chrono::steady_clock::now() < deadline) {

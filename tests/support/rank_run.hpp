@@ -1,6 +1,7 @@
 // One rank's part in a random case: starts what the case says, in its own way, and compares.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -19,6 +20,8 @@ class RankRun {
   // `delay_seed` 0: no random sleeps.
   RankRun(const Case& c, int rank, std::uint64_t delay_seed);
 
+  // Of calls that are repeated until they have an answer; else 40 s.
+  void set_patience(std::chrono::milliseconds patience) { patience_ = patience; }
   // Throws std::runtime_error at the first difference or failed call.
   void run(const Bootstrap& bootstrap);
   // Of all combined rows, in the order of the operations.
@@ -66,6 +69,7 @@ class RankRun {
   const Case& case_;
   int rank_;
   bool delays_;
+  std::chrono::milliseconds patience_ = std::chrono::seconds(40);
   Random random_;
   std::vector<Stage> stages_;     // [operations]
   std::vector<Buffers> buffers_;  // [operations]

@@ -134,21 +134,24 @@ std::string Worker::received_difference() const {
   return first;
 }
 
-std::string Worker::out_difference(std::uint64_t lost) const {
+std::string Worker::out_difference(std::uint64_t lost, std::uint64_t untrusted) const {
   const auto shown = handle.valid_tokens();
-  const std::vector<std::uint8_t> valid(shown.begin(), shown.end());
+  std::vector<std::uint8_t> valid(shown.begin(), shown.end());
   const RankInput& input = problem_.ranks[index(rank_)];
   if (std::ssize(valid) != input.tokens) return "valid_tokens: wrong size";
   const std::vector<std::int32_t> owners = owners_of(problem_);
   for (std::int64_t token = 0; token < input.tokens; ++token) {
     bool may_be_invalid = false;
+    bool may_be_wrong = false;
     for (int k = 0; k < problem_.topk; ++k) {
       const std::int32_t id = input.topk_idx[index(token * problem_.topk + k)];
       may_be_invalid = may_be_invalid || (id >= 0 && (lost >> owners[index(id)] & 1) != 0);
+      may_be_wrong = may_be_wrong || (id >= 0 && (untrusted >> owners[index(id)] & 1) != 0);
     }
     if (valid[index(token)] == 0 && !may_be_invalid) {
       return "valid_tokens[" + std::to_string(token) + "]: 0 though all its experts are alive";
     }
+    if (may_be_wrong) valid[index(token)] = 0;
   }
   std::vector<std::byte> copy = out_;
   const Rows out{copy.data(), input.tokens, problem_.hidden, problem_.dtype};

@@ -51,8 +51,9 @@ class Worker {
   // zero.
   std::string received_difference() const;
   // "" or the first difference in tokens that are marked valid; a token may be marked invalid only
-  // when it chose an expert of a rank in `lost`.
-  std::string out_difference(std::uint64_t lost = 0) const;
+  // when it chose an expert of a rank in `lost`. Tokens that chose one of a rank in `untrusted` are
+  // not looked at.
+  std::string out_difference(std::uint64_t lost = 0, std::uint64_t untrusted = 0) const;
   // dispatch, combine, both compared: "" or what went wrong.
   std::string round(Communicator& comm);
 

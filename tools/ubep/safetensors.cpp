@@ -28,6 +28,7 @@ static_assert(std::endian::native == std::endian::little, "the format is little 
 constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 constexpr std::size_t kLengthBytes = 8;
 constexpr std::size_t kMaxListedNames = 50;
+constexpr int kMaxDepth = 8;  // of lists and objects in each other: copying a value recurses
 constexpr const char* kMetadataName = "__metadata__";
 
 struct DTypeRow {
@@ -207,7 +208,10 @@ void SafetensorsFile::read_header(std::uint64_t file_bytes) {
 
   json header;
   try {
-    header = json::parse(text);
+    header = json::parse(text, [this](int depth, json::parse_event_t, const json&) {
+      if (depth > kMaxDepth) fail("malformed header: nested too deeply");
+      return true;
+    });
   } catch (const json::exception& error) {
     fail(fmt::format("malformed header: {}", error.what()));
   }

@@ -372,12 +372,16 @@ class Guest {
       }
     }
     Meeting meeting{.segments = attach(order, fds), .group = order.first, .probe = {}};
-    for (;;) {
-      fds.clear();
+    const std::size_t attached = fds.size();
+    // One probe at most, and no more descriptors (`fds` are closed): the host could go on for ever.
+    for (bool probed = false;; probed = true) {
       if (!receive(order, fds)) no_answer();
       if (order.kind == Order::Kind::go) break;
-      if (order.kind == Order::Kind::probe) answer_probe(order, meeting.segments);
-      if (order.kind == Order::Kind::probe) meeting.probe.host_cpu = order.cpu;
+      if (order.kind != Order::Kind::probe || probed || fds.size() != attached) {
+        fail(fmt::format("rank {} sent an unexpected message", request_.members.front()));
+      }
+      answer_probe(order, meeting.segments);
+      meeting.probe.host_cpu = order.cpu;
     }
     meeting.probe.one_way_ns = order.one_way_ns;
     return meeting;

@@ -1,7 +1,9 @@
 #include "fabric/shm/shared_file.hpp"
 
 #include <fmt/format.h>
+#include <linux/magic.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -56,6 +58,12 @@ SharedFile SharedFile::attach(const SharedFileKind& kind, int fd, std::uint64_t 
   const int seals = fcntl(fd, F_GET_SEALS);  // -1: a file that cannot be sealed
   if (seals < 0 || (seals & kind.seals) != kind.seals) {
     throw Error(ErrorCode::setup, fmt::format("{} of rank {} is not sealed", kind.name, rank));
+  }
+  // A file of huge pages can be sealed, too, but touching it where none is free ends the process.
+  struct statfs system = {};
+  if (fstatfs(fd, &system) != 0 || system.f_type != TMPFS_MAGIC) {
+    throw Error(ErrorCode::setup,
+                fmt::format("{} of rank {} is not of ordinary memory", kind.name, rank));
   }
   file.map(kind.name, kind.peer_protection);
   return file;

@@ -30,7 +30,7 @@ class SharedFile {
  public:
   // Creates, maps for writing, seals. Throws Error{setup}, as attach() does.
   static SharedFile create(const SharedFileKind& kind, std::uint64_t bytes);
-  // Maps the one of peer `rank`. Takes ownership of `fd`; checks size and seals.
+  // Maps the one of peer `rank`. Takes ownership of `fd`; checks size, seals and kind.
   static SharedFile attach(const SharedFileKind& kind, int fd, std::uint64_t bytes, int rank);
 
   // Zeros that nobody shares, for a rank that does not take part.

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "base/fabric_facts.hpp"
 #include "tests/unit/sim/pods.hpp"
 
 namespace ubep::sim {

@@ -49,6 +49,17 @@ TEST(SharedFileTest, FilesThatCannotBeSealedAreRefused) {
   }
 }
 
+// Touching one where no huge page is free ends the process.
+TEST(SharedFileTest, FilesOfHugePagesAreRefused) {
+  constexpr std::uint64_t kHuge = std::uint64_t{2} << 20;
+  const int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB);
+  if (fd < 0 || ftruncate(fd, kHuge) != 0 || fcntl(fd, F_ADD_SEALS, kSegmentFile.seals) != 0) {
+    if (fd >= 0) close(fd);
+    GTEST_SKIP() << "no files of huge pages here";
+  }
+  EXPECT_THROW((void)SharedFile::attach(kSegmentFile, fd, kHuge, 1), Error);
+}
+
 TEST(SharedFileTest, MovesOnce) {
   SharedFile a = SharedFile::create(kInboxFile, kBytes);
   const int fd = a.fd();
