@@ -20,7 +20,7 @@
 
 namespace ubep {
 
-struct Communicator::Impl {
+struct [[gnu::visibility("hidden")]] Communicator::Impl {
   static constexpr int kIdleStepsPerClock = 16;
   static constexpr std::chrono::milliseconds kLookEvery{1};
   static constexpr std::uint64_t kDispatchesPerProbe = 1024;
