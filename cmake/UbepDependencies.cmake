@@ -28,6 +28,13 @@ if(NOT TARGET hwy::hwy)
 endif()
 ubep_note(highway TRUE "${hwy_VERSION}" core)
 
+include(UbepFindSodium)
+set(UBEP_HAVE_SODIUM OFF)
+if(TARGET sodium::sodium)
+  set(UBEP_HAVE_SODIUM ON)
+endif()
+ubep_note(libsodium UBEP_HAVE_SODIUM "${sodium_VERSION}" "job keys")
+
 set(UBEP_HAVE_TESTS OFF)
 if(UBEP_BUILD_TESTS)
   ubep_find(GTest tests)

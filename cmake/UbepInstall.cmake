@@ -16,6 +16,9 @@ foreach(kind IN ITEMS shared static)
   target_compile_features(ubep_${kind} INTERFACE cxx_std_20)
   target_include_directories(ubep_${kind} INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
   target_link_libraries(ubep_${kind} PRIVATE fmt::fmt hwy::hwy Threads::Threads)
+  if(UBEP_HAVE_SODIUM)
+    target_link_libraries(ubep_${kind} PRIVATE sodium::sodium)
+  endif()
 endforeach()
 
 # A minor release may change the ABI as long as the version is 0.x, so the soname has both numbers;
@@ -46,7 +49,7 @@ foreach(kind IN ITEMS Shared Static)
   install(EXPORT ubep${kind}Targets NAMESPACE ubep:: DESTINATION ${package} COMPONENT ubep-devel)
 endforeach()
 write_basic_package_version_file(ubepConfigVersion.cmake COMPATIBILITY ${compatibility})
-install(FILES cmake/ubepConfig.cmake cmake/UbepFindHighway.cmake
+install(FILES cmake/ubepConfig.cmake cmake/UbepFindHighway.cmake cmake/UbepFindSodium.cmake
               ${CMAKE_CURRENT_BINARY_DIR}/ubepConfigVersion.cmake
         DESTINATION ${package} COMPONENT ubep-devel)
 
@@ -56,6 +59,10 @@ if(NOT IS_ABSOLUTE ${CMAKE_INSTALL_LIBDIR})
   file(RELATIVE_PATH up /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
   string(REGEX REPLACE "/$" "" up ${up})
   set(pc_prefix "\${pcfiledir}/${up}")
+endif()
+set(pc_sodium "")
+if(UBEP_HAVE_SODIUM)
+  set(pc_sodium "-lsodium ")
 endif()
 set(pc_libdir "\${prefix}")
 set(pc_includedir "\${prefix}")

@@ -2,7 +2,7 @@
 #
 # Defines ubep::shared (the default) or ubep::static, whichever is asked for, and ubep::ubep, which
 # is the first of them. Without components, static is taken when BUILD_SHARED_LIBS is set to OFF.
-# Static needs the packages that libubep.a was built with: {fmt} and Highway.
+# Static needs the packages that libubep.a was built with: {fmt}, Highway and, for job keys, libsodium.
 if(NOT ubep_FIND_COMPONENTS)
   set(ubep_FIND_COMPONENTS shared)
   if(DEFINED BUILD_SHARED_LIBS AND NOT BUILD_SHARED_LIBS)
@@ -23,6 +23,7 @@ foreach(component IN LISTS ubep_FIND_COMPONENTS)
       set(ubep_NOT_FOUND_MESSAGE "component static needs Highway (hwy), which was not found")
       return()
     endif()
+    include(${CMAKE_CURRENT_LIST_DIR}/UbepFindSodium.cmake)  # needed if libubep.a was built with it
     include(${CMAKE_CURRENT_LIST_DIR}/ubepStaticTargets.cmake)
   else()
     set(ubep_FOUND FALSE)

@@ -30,6 +30,10 @@ struct UBEP_API Bootstrap {
   // (`bootstrap.job += "/decode"`); a process that shares one is refused.
   std::string job;
   std::chrono::milliseconds timeout{30000};
+  // A secret that the ranks of the job share, of any length; empty = none. Both sides of the
+  // rendezvous prove that they know it before a descriptor is handed over; whoever cannot is
+  // refused, and the set-up goes on without. Needs a build with libsodium. Not with threads.
+  std::string key;
   // The ranks that take part, each once; empty = all of 0..size-1. The others may join later
   // (Communicator::update_membership); until then they are as ranks that died: their experts give
   // no outputs. All members name the same. Not with threads.

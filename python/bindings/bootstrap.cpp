@@ -14,21 +14,24 @@ void bind_bootstrap(nb::module_& module) {
                         "How the ranks of one communicator find each other.\n\n"
                         "rank: 0..size-1. job: names the rendezvous, the same on all ranks.\n"
                         "timeout: seconds, or a timedelta, in which all ranks must arrive.\n"
-                        "members: the ranks that take part, the same on all; empty = all of them.")
+                        "members: the ranks that take part, the same on all; empty = all of them.\n"
+                        "key: a secret that the ranks share; empty = none.")
       .def(
           "__init__",
           [](Bootstrap* self, int rank, int size, const std::string& job, double timeout,
-             std::vector<int> members) {
+             std::vector<int> members, std::string key) {
             const std::chrono::milliseconds ms(static_cast<std::int64_t>(timeout * 1e3));
             new (self) Bootstrap{.rank = rank,
                                  .size = size,
                                  .job = job,
                                  .timeout = ms,
+                                 .key = std::move(key),
                                  .members = std::move(members),
                                  .threads = {},
                                  .launcher = {}};
           },
-          "rank"_a, "size"_a, "job"_a, "timeout"_a = 30.0, "members"_a = std::vector<int>())
+          "rank"_a, "size"_a, "job"_a, "timeout"_a = 30.0, "members"_a = std::vector<int>(),
+          "key"_a = "")
       .def_static("from_environment", &Bootstrap::from_environment,
                   "The rank that a launcher's variables tell of; raises SetupError.")
       .def_static("in_environment", &Bootstrap::in_environment,
@@ -37,6 +40,7 @@ void bind_bootstrap(nb::module_& module) {
       .def_rw("size", &Bootstrap::size)
       .def_rw("job", &Bootstrap::job)
       .def_rw("members", &Bootstrap::members)
+      .def_rw("key", &Bootstrap::key)
       .def_prop_rw(
           "timeout",
           [](const Bootstrap& self) { return static_cast<double>(self.timeout.count()) / 1e3; },

@@ -100,3 +100,21 @@ def test_a_masked_rank_is_ended():
     pid = int(os.read(read, 32))
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def keyed(bootstrap):
+    bootstrap.key = "a secret" if bootstrap.rank != 1 else "another one"
+    bootstrap.timeout = 1.5
+    bootstrap.members = [0, 1]
+    with pytest.raises(ubep.SetupError, match="job key"):
+        open_comm(bootstrap, num_experts=EXPERTS)
+    bootstrap.key, bootstrap.timeout = "a secret", 20
+    one_round(open_comm(bootstrap, num_experts=EXPERTS), bootstrap.rank, [0, 1])
+
+
+def test_ranks_with_another_key_do_not_meet():
+    def body(bootstrap):
+        if bootstrap.rank < 2:
+            keyed(bootstrap)
+
+    run(3, body)

@@ -13,10 +13,10 @@ def from_environment() -> Bootstrap:
     return Bootstrap.from_environment()
 
 
-def local(rank: int, size: int, job: str, *, timeout: float = 30.0, members: "list[int] | None" = None) -> Bootstrap:
+def local(rank: int, size: int, job: str, *, timeout: float = 30.0, members: "list[int] | None" = None, key: str = "") -> Bootstrap:
     """A rank given by hand, as under `multiprocessing`; `job` names the rendezvous, `members` the ranks
-    that take part (None = all of them), both the same on all."""
-    return Bootstrap(rank, size, job, timeout, members or [])
+    that take part (None = all of them), `key` a secret that they share; all three the same on all."""
+    return Bootstrap(rank, size, job, timeout, members or [], key)
 
 
 def _name() -> str:

@@ -134,9 +134,10 @@ class Bootstrap:
     rank: 0..size-1. job: names the rendezvous, the same on all ranks.
     timeout: seconds, or a timedelta, in which all ranks must arrive.
     members: the ranks that take part, the same on all; empty = all of them.
+    key: a secret that the ranks share; empty = none.
     """
 
-    def __init__(self, rank: int, size: int, job: str, timeout: float = 30.0, members: Sequence[int] = []) -> None: ...
+    def __init__(self, rank: int, size: int, job: str, timeout: float = 30.0, members: Sequence[int] = [], key: str = '') -> None: ...
 
     @staticmethod
     def from_environment() -> Bootstrap:
@@ -169,6 +170,12 @@ class Bootstrap:
 
     @members.setter
     def members(self, arg: Sequence[int], /) -> None: ...
+
+    @property
+    def key(self) -> str: ...
+
+    @key.setter
+    def key(self, arg: str, /) -> None: ...
 
     @property
     def timeout(self) -> float:

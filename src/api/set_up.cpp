@@ -103,7 +103,8 @@ JoinRequest request_of(const Bootstrap& bootstrap) {
           .fields = {},
           .segment_bytes = {},
           .inbox_bytes = {},
-          .members = bootstrap.members};
+          .members = bootstrap.members,
+          .key = JobKey(bootstrap.key)};
 }
 
 JoinRequest request_of(const Bootstrap& bootstrap, const GroupConfig& config) {

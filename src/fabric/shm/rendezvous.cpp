@@ -22,7 +22,6 @@
 namespace ubep {
 namespace {
 
-constexpr auto kHearing = std::chrono::seconds(2);      // of who has connected, to say who it is
 constexpr auto kLook = std::chrono::milliseconds(100);  // between looks at those who wait
 
 [[noreturn]] void fail(const std::string& text) { throw Error(ErrorCode::setup, text); }
@@ -164,8 +163,12 @@ class Host {
   void accept_one(const Socket& listener, Deadline deadline) {
     Socket socket = next_guest(listener, deadline);
     if (!socket.valid()) {
-      fail(fmt::format("rank {}: timeout: rank {} did not arrive for {}", request_.rank,
-                       rank_list(missing()), job_text(request_)));
+      fail(fmt::format(
+          "rank {}: timeout: rank {} did not arrive for {}{}", request_.rank, rank_list(missing()),
+          job_text(request_),
+          strangers_ == 0
+              ? ""
+              : fmt::format("; {} that do not know the job key were refused", strangers_)));
     }
     if (!socket.same_user()) return;                     // not ours to answer
     std::array<std::byte, sizeof(Regret)> message = {};  // other versions' may be longer
@@ -178,12 +181,20 @@ class Host {
     std::memcpy(&hello, message.data(), sizeof(hello));
     // Connected and left, or something else that knows the name.
     if (got < static_cast<long>(offsetof(Hello, size)) || hello.magic != kMagic) return;
+    // Who does not know the key cannot end the set-up, whatever it says.
+    if (request_.key.given() && (got != sizeof(hello) || hello.wire_version != kWireVersion ||
+                                 !challenge_guest(request_, socket, hello, fds))) {
+      ++strangers_;
+      return;
+    }
     if (const auto regret = regret_in(std::span(message).first(static_cast<std::size_t>(got)))) {
       if (!has_arrived(hello.rank)) ++refused_missing_;
       fail(fmt::format("rank {} (process {}) cannot join: {}", hello.rank, socket.peer_pid(),
                        regret->text));
     }
-    const bool complete = got == sizeof(hello) && (fds.size() == 1 || fds.size() == 2);
+    const bool keyed = hello.keyed == 1 && !request_.key.given();  // it holds its descriptors back
+    const bool complete =
+        got == sizeof(hello) && (fds.size() == 1 || fds.size() == 2 || (keyed && fds.empty()));
     if (hello.wire_version == kWireVersion && !complete) return;
     std::string complaint = complaint_about(hello, socket.peer_pid());
     if (complaint.empty() && fds.size() != own_fds_.size()) complaint = "inboxes differ";
@@ -215,6 +226,9 @@ class Host {
     if (hello.size != request_.size) {
       return fmt::format("size differs: rank {} has {}, rank {} has {}", request_.rank,
                          request_.size, hello.rank, hello.size);
+    }
+    if (!request_.key.given() && hello.keyed != 0) {
+      return fmt::format("rank {} has a job key, rank {} has none", hello.rank, request_.rank);
     }
     const auto expected = others();
     if (std::find(expected.begin(), expected.end(), hello.rank) == expected.end()) {
@@ -337,6 +351,7 @@ class Host {
   std::vector<int> own_fds_ = descriptors_of(*own_);
   std::vector<Peer> peers_;
   std::vector<Socket> refused_;
+  int strangers_ = 0;
   std::size_t refused_missing_ = 0;  // of these, those whose rank has not arrived otherwise
 };
 
@@ -413,7 +428,17 @@ class Guest {
     hello.size = request_.size;
     hello.pid = getpid();
     for (std::size_t i = 0; i < kMaxAgreedFields; ++i) hello.fields[i] = request_.fields[i].value;
-    return socket_.send(&hello, sizeof(hello), descriptors_of(*own_));
+    if (!request_.key.given()) return socket_.send(&hello, sizeof(hello), descriptors_of(*own_));
+    hello.keyed = 1;
+    hello.nonce = fresh_nonce();
+    Order challenge = {};
+    std::vector<int> none;
+    const CloseAll not_wanted{none};
+    if (!socket_.send(&hello, sizeof(hello)) || !receive(challenge, none)) return false;
+    refused_ = true;  // until it has proved itself it is told nothing
+    answer_challenge(request_, socket_, challenge, hello, descriptors_of(*own_));
+    refused_ = false;
+    return true;
   }
 
   bool receive(Order& order, std::vector<int>& fds) {

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "fabric/shm/job_key.hpp"
 #include "fabric/shm/segment.hpp"
 
 namespace ubep {
@@ -35,6 +36,7 @@ struct JoinRequest {
   std::vector<std::uint64_t> segment_bytes;  // [R]
   std::vector<std::uint64_t> inbox_bytes;    // [R], or empty: nobody pushes
   std::vector<int> members;                  // who meets, ascending; empty = all ranks
+  JobKey key;
 };
 
 struct ProbeResult {

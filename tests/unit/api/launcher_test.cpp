@@ -161,6 +161,11 @@ TEST(LauncherTest, TheRendezvousReplacesEveryJob) {
   EXPECT_EQ(find(kByHand + mine, "")->job, "here");
 }
 
+TEST(LauncherTest, TheKeyIsThatOfTheEnvironment) {
+  EXPECT_EQ(find(kTorchrun)->key, "");
+  EXPECT_EQ(find(kTorchrun + Variables{{"UBEP_JOB_KEY", "a secret"}})->key, "a secret");
+}
+
 TEST(LauncherTest, TheTimeoutIsThatOfTheWaits) {
   EXPECT_EQ(find(kUbep)->timeout, std::chrono::seconds(30));
   EXPECT_EQ(find(kUbep + Variables{{"UBEP_TIMEOUT_MS", "1500"}})->timeout,

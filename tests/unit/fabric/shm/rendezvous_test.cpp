@@ -103,6 +103,8 @@ struct Hello {
   std::int32_t rank = 1;
   std::int32_t size = 2;
   std::int32_t pid = 0;
+  std::uint64_t keyed = 0;
+  std::uint64_t nonce[4] = {};
   std::uint64_t fields[kMaxAgreedFields] = {8, 2};
 };
 
