@@ -1,24 +1,21 @@
 // Rank 0, and somebody who sends it anything in the place of the others, over real sockets.
-#include <thread>
-
 #include "fuzz_inputs/fuzz_input.hpp"
 #include "fuzz_inputs/set_up.hpp"
-#include "ubep/status.hpp"
 #include "ubep/version.hpp"
 
 namespace ubep::test {
 namespace {
 
-struct Hello {
-  std::uint64_t magic = 0x3150454255;
-  std::uint32_t wire_version = kWireVersion;
-  std::int32_t rank = 1;
-  std::int32_t size = 3;
-  std::int32_t pid = 0;
-  std::uint64_t keyed = 0;
-  std::uint64_t nonce[4] = {};
-  std::uint64_t fields[kMaxAgreedFields] = {8, 2};
-};
+Hello a_hello() {
+  Hello hello = {};
+  hello.magic = kMagic;
+  hello.wire_version = kWireVersion;
+  hello.rank = 1;
+  hello.size = 3;
+  hello.fields[0] = 8;
+  hello.fields[1] = 2;
+  return hello;
+}
 
 // Whether it waits for orders; how many descriptors of which kinds go with it, its length, and the
 // message.
@@ -61,7 +58,7 @@ void send_all(const JoinRequest& request, Bytes& bytes) {
 }  // namespace
 
 std::vector<std::string> example_inputs() {
-  Hello one;
+  Hello one = a_hello();
   one.pid = 1;
   Hello two = one;
   two.rank = 2;
@@ -70,6 +67,8 @@ std::vector<std::string> example_inputs() {
   other.fields[1] = 3;
   Hello old = one;
   old.wire_version = 1;
+  Hello keyed = one;
+  keyed.keyed = 1;
   Hello beyond = one;
   beyond.rank = 70;
   const std::string segment(1, '\0');
@@ -83,6 +82,8 @@ std::vector<std::string> example_inputs() {
       std::string("\0", 1) + a_message(segment, other),
       std::string("\0", 1) + a_message(segment, old, 20),
       std::string("\0", 1) + a_message(segment, beyond),
+      std::string("\0", 1) + a_message("", keyed),
+      std::string("\2", 1) + a_message("", keyed) + a_message(segment, one),
       std::string("\0", 1) + a_message("", one, 3) + a_message(segment, one),
   };
 }
@@ -90,25 +91,6 @@ std::vector<std::string> example_inputs() {
 }  // namespace ubep::test
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  using namespace ubep;
-  using namespace ubep::test;
-  const long files = open_files();
-  const auto begin = std::chrono::steady_clock::now();
-  {
-    Bytes bytes(data, size);
-    const JoinRequest request = a_request(0, 3, bytes.up_to(1) != 0);
-    std::thread guests([&] { send_all(request, bytes); });
-    try {
-      const Segments segments = join_processes(request, own_segment(request)).segments;
-      for (const auto& segment : segments) {
-        promise(segment->bytes() == kSegmentBytes, "a segment has the size that was agreed");
-        promise(segment->data()[kSegmentBytes - 1] == std::byte{0}, "all of it can be read");
-      }
-    } catch (const Error&) {
-    }
-    guests.join();
-  }
-  promise(open_files() == files, "no descriptor is left over");
-  promise(std::chrono::steady_clock::now() - begin < std::chrono::seconds(20), "it ends in time");
+  ubep::test::run_set_up(0, {data, size}, ubep::test::send_all);
   return 0;
 }

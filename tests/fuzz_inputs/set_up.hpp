@@ -9,17 +9,19 @@
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
-#include "fabric/shm/rendezvous.hpp"
-#include "fabric/shm/socket.hpp"
+#include "fabric/shm/messages.hpp"
+#include "fuzz_inputs/fuzz_input.hpp"
+#include "ubep/status.hpp"
 
 namespace ubep::test {
 
 inline constexpr std::uint64_t kSegmentBytes = 8192;
 inline constexpr std::uint64_t kInboxBytes = 4096;
 
-inline JoinRequest a_request(int rank, int size, bool inboxes) {
+inline JoinRequest a_request(int rank, int size, bool inboxes, bool keyed) {
   JoinRequest request{.rank = rank,
                       .size = size,
                       .job = "fuzz-" + std::to_string(getpid()),
@@ -28,14 +30,8 @@ inline JoinRequest a_request(int rank, int size, bool inboxes) {
                       .segment_bytes = {}};
   request.segment_bytes.assign(static_cast<std::size_t>(size), kSegmentBytes);
   if (inboxes) request.inbox_bytes.assign(static_cast<std::size_t>(size), kInboxBytes);
+  if (keyed) request.key = JobKey("a secret");
   return request;
-}
-
-inline std::string socket_name(const JoinRequest& request) {
-  char name[64];
-  std::snprintf(name, sizeof(name), "ubep-%u-%016zx", geteuid(),
-                std::hash<std::string>{}(request.job));
-  return name;
 }
 
 inline std::shared_ptr<Segment> own_segment(const JoinRequest& request) {
@@ -73,6 +69,27 @@ inline int a_descriptor(int kind) {
 inline long open_files() {
   const std::filesystem::directory_iterator files("/proc/self/fd");
   return std::distance(begin(files), end(files));
+}
+
+// A set-up of `rank` while `peers` sends what the input says.
+inline void run_set_up(int rank, Bytes bytes, void (*peers)(const JoinRequest&, Bytes&)) {
+  const long files = open_files();
+  const auto begin = std::chrono::steady_clock::now();
+  {
+    const int kind = static_cast<int>(bytes.up_to(3));
+    const JoinRequest request = a_request(rank, 3, (kind & 1) != 0, (kind & 2) != 0);
+    std::thread others([&] { peers(request, bytes); });
+    try {
+      for (const auto& segment : join_processes(request, own_segment(request)).segments) {
+        promise(segment->bytes() == kSegmentBytes, "a segment has the size that was agreed");
+        promise(segment->data()[kSegmentBytes - 1] == std::byte{0}, "all of it can be read");
+      }
+    } catch (const Error&) {
+    }
+    others.join();
+  }
+  promise(open_files() == files, "no descriptor is left over");
+  promise(std::chrono::steady_clock::now() - begin < std::chrono::seconds(20), "it ends in time");
 }
 
 }  // namespace ubep::test
