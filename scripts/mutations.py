@@ -1,6 +1,7 @@
 """The faults that scripts/mutate plants: (name, file, text, text instead, arguments of ubep_fuzz)."""
 
 AGREE = "src/engine/agree_impl.hpp"
+ENGINE = "src/engine/engine_impl.hpp"
 DISPATCH = "src/engine/dispatch_impl.hpp"
 PLACE = "src/engine/place_impl.hpp"
 PUSH = "src/engine/push_impl.hpp"
@@ -215,6 +216,8 @@ MUTATIONS = [
     ("published experts of the lost do not count", COMBINE,
      "    if (op.lost.load_acquire(ref.rank) && !is_out(op, ref)) {",
      "    if (op.lost.load_acquire(ref.rank)) {", []),
+    # Members.
+    ("the loss of an absent rank is told", ENGINE, "    reported_.insert(r);\n", "", ["--absent"]),
     # Records.
     ("own rows are taken before they are encoded", PLACE,
      "  if (!h.encoder.is_plain() && !pushes(*h.routed) && !op.sent) ready.erase(rank_);\n", "", []),

@@ -318,6 +318,11 @@ Setup make_setup(std::uint64_t seed, const Cuts& cuts, bool loses_release) {
     Random lanes(seed, 31, 4);
     share_work(setup, lanes);
   }
+  if ((seed % 64 == 63 || cuts.absent) && world.ranks > 1 && !errs && !failing_push) {
+    Random membership(seed, 31, 5);
+    setup.absent = membership.below(world.ranks);
+    std::erase_if(world.fates, [&](const auto& fate) { return fate.rank == setup.absent; });
+  }
   size_memory(group_of(setup), world.memory);
   if (cuts.prompt) world.hesitation = world.pod.jitter = 0;
   return setup;
@@ -335,6 +340,7 @@ std::string Cuts::arguments() const {
   if (!dropped.empty()) text += fmt::format(" --drop {}", fmt::join(dropped, ","));
   if (halvings != 0) text += fmt::format(" --halvings {}", halvings);
   if (no_fates) text += " --no-fates";
+  if (absent) text += " --absent";
   if (one_lane) text += " --one-lane";
   if (strong) text += " --strong";
   if (prompt) text += " --prompt";
@@ -368,6 +374,7 @@ std::string describe(const Setup& setup) {
                         setup.returns ? ", outputs come back" : "",
                         setup.calls.options.stage_pushed ? ", staged" : "");
   }
+  if (setup.absent >= 0) text += fmt::format("; rank {} is absent", setup.absent);
   for (const sim::Fate& fate : w.fates) {
     text +=
         fmt::format("; rank {} {} at call {}", fate.rank, fate.dies ? "dies" : "stalls", fate.call);

@@ -33,6 +33,7 @@ struct Cuts {
   int halvings = 0;            // of every rank's tokens
   bool no_fates = false;       // nobody dies or stands still
   bool one_lane = false;
+  bool absent = false;  // a rank takes no part, as in some seeds
   bool strong = false;  // stores are seen at once
   bool prompt = false;  // no hesitation, no jitter
   // Of pushed rows, in place of the one that the seed draws, on memory that can carry it.
@@ -62,6 +63,7 @@ struct Setup {
   };
   std::vector<Lanes> lanes;  // [ranks]
   bool returns = false;      // GroupConfig::returns
+  int absent = -1;           // a rank that takes no part; all others know
 };
 
 GroupConfig group_of(const Setup& setup);

@@ -69,12 +69,14 @@ SimRank::SimRank(const Setup& setup, sim::World& world, int rank, Losses& losses
       .tile_bytes = setup.tile_bytes,
       .start_bytes = setup.start_bytes,
       .epoch = setup.first_epoch,
-      .scrub_every = setup.scrub_every};
+      .scrub_every = setup.scrub_every,
+      .absent = setup.absent < 0 ? std::vector<int>{} : std::vector<int>{setup.absent}};
   engine_ = sim::make_sim_engine(world.fabric(rank), options);
   if (!setup.lanes.empty()) {
     const Setup::Lanes& lanes = setup.lanes[index(rank)];
     engine_->set_lanes(setup.world.lanes, lanes.roles, lanes.order);
   }
+  if (setup.absent >= 0) reported_.set(index(setup.absent));  // nobody is told of it
   crew_ = std::make_unique<sim::Crew>(world, rank, *engine_);
   for (int i = 0; i < case_.num_handles; ++i) handles_.push_back(std::make_unique<HandleState>());
 }

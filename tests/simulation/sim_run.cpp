@@ -77,8 +77,11 @@ class Run {
  public:
   explicit Run(const Setup& setup) : setup_(setup), world_(setup.world) {
     for (int r = 0; r < setup.calls.num_ranks; ++r) {
-      ranks_.push_back(std::make_unique<SimRank>(setup, world_, r, losses_));
+      if (r == setup.absent) world_.kill(r);
+      const bool takes_part = r != setup.absent;
+      ranks_.push_back(takes_part ? std::make_unique<SimRank>(setup, world_, r, losses_) : nullptr);
     }
+    if (setup.absent >= 0) losses_.gone.set(index(setup.absent));
     for (const sim::Fate& fate : setup.world.fates) {
       if (fate.dies) losses_.gone.set(index(fate.rank));
     }
@@ -91,6 +94,7 @@ class Run {
 
   void run() {
     for (const auto& rank : ranks_) {
+      if (rank == nullptr) continue;
       const sim::Time start = setup_.starts[index(rank->rank())];
       world_.start(
           rank->rank(), [&rank] { rank->live(); }, start);
@@ -104,7 +108,7 @@ class Run {
       throw std::runtime_error((world_.is_stuck() ? "stuck: " : "no end in sight: ") + waits());
     }
     for (const auto& rank : ranks_) {
-      if (is_gone(rank->rank())) continue;
+      if (rank == nullptr || is_gone(rank->rank())) continue;
       const std::string held = world_.fabric(rank->rank()).held();
       if (!held.empty()) throw std::runtime_error(held);
     }
@@ -126,7 +130,7 @@ class Run {
   std::string waits() const {
     std::string text;
     for (const auto& rank : ranks_) {
-      if (!is_gone(rank->rank())) text += "\n  " + rank->state();
+      if (rank != nullptr && !is_gone(rank->rank())) text += "\n  " + rank->state();
     }
     return text;
   }
@@ -137,6 +141,8 @@ class Run {
       const Problem& problem = setup_.calls.operations[index(i)].problem;
       int dispatched = -1;  // -1 = nobody knows yet
       for (const auto& rank : ranks_) {
+      if (rank == nullptr) continue;
+        if (rank == nullptr) continue;
         if (is_gone(rank->rank())) continue;
         const Outcome& outcome = rank->outcome(i);
         if (!outcome.received) continue;
@@ -181,7 +187,8 @@ class Run {
   void each_token_of(int victim, const Problem& problem, int i, F&& call) const {
     const std::vector<std::int32_t> owners = owners_of(problem);
     for (const auto& rank : ranks_) {
-      if (is_gone(rank->rank())) continue;
+      if (rank == nullptr) continue;
+      if (rank == nullptr || is_gone(rank->rank())) continue;
       const Outcome& outcome = rank->outcome(i);
       for (std::int64_t t = 0; t < std::ssize(outcome.valid); ++t) {
         std::set<std::int32_t> experts;
