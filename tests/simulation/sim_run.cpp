@@ -141,7 +141,7 @@ class Run {
       const Problem& problem = setup_.calls.operations[index(i)].problem;
       int dispatched = -1;  // -1 = nobody knows yet
       for (const auto& rank : ranks_) {
-      if (rank == nullptr) continue;
+        if (rank == nullptr) continue;
         if (rank == nullptr) continue;
         if (is_gone(rank->rank())) continue;
         const Outcome& outcome = rank->outcome(i);
