@@ -295,7 +295,7 @@ TEST(ManyCommunicatorsTest, AThousandLeaveNothing) {
         if (bootstrap.rank == 0) grown[0] = status_line("VmRSS") - resident;
       });
     }
-    EXPECT_LT(grown[0], kSanitized ? 65536 : 1024) << name(kind) << ": KiB";
+    EXPECT_LT(grown[0], kSanitized ? 524288 : 1024) << name(kind) << ": KiB";
   }
 }
 
