@@ -128,6 +128,13 @@ struct [[gnu::visibility("hidden")]] Communicator::Impl {
     throw Error(ErrorCode::misuse, std::string(call) + " while an operation is pending");
   }
 
+  // What the oldest operation waits for; `otherwise` where none is pending, or lanes are at work on
+  // it.
+  Status oldest_wait(const Status& otherwise) const {
+    const Status status = engine->waits_for(nullptr);
+    return status.kind == OpKind::none ? otherwise : status;
+  }
+
   // Of step(): a look for losses every millisecond of idling.
   void look_now_and_then(int done) {
     if (done > 0) notice.clear(*fabric);
@@ -137,7 +144,7 @@ struct [[gnu::visibility("hidden")]] Communicator::Impl {
     if (now - last_look < kLookEvery) return;
     last_look = now;
     engine->look_for_losses();
-    if (engine->pending()) notice.show(*fabric, [this] { return engine->waits_for(nullptr); });
+    notice.show(*fabric, [this] { return oldest_wait({}); });
   }
 
   struct ClearNotice {
@@ -161,9 +168,7 @@ struct [[gnu::visibility("hidden")]] Communicator::Impl {
       const Waiter::Advice advice = waiter.idle();
       if (advice == Waiter::Advice::again) continue;
       engine->look_for_losses();
-      notice.show(*fabric, [&] {
-        return status.peer < 0 && engine->pending() ? engine->waits_for(nullptr) : status;
-      });
+      notice.show(*fabric, [&] { return status.peer < 0 ? oldest_wait(status) : status; });
       if (advice != Waiter::Advice::expired) continue;
       // However short the wait was, who is dead is told as dead.
       (void)engine->step(0, 1);
