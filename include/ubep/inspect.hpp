@@ -21,7 +21,7 @@ struct RankReport {
   int rank = 0;
   int size = 0;
   int slots = 0;
-  int pid = 0;          // 0 = it cannot be seen from here
+  int pid = 0;          // 0 = it cannot be seen from here; of a dead rank the one it said it has
   bool alive = false;   // false: its process has ended, or closed the communicator and destroyed it
   std::string state;    // "live", "left", "failed", "dead"
   std::string process;  // "running", "sleeping", "stopped", ...; empty = not known
@@ -33,15 +33,16 @@ struct RankReport {
   std::uint64_t epoch = 0;       // of the last one
   std::string stage;             // what it has published of that one
 
-  // What it has been waiting for since then, for at least 20 ms: Code::ok = for nothing. Of a
-  // lasting wait the line is at most 50 ms old while its caller waits; `wait.what` is empty, its
-  // text in `wait_for`.
+  // What it waits for, once that has lasted 20 ms: Code::ok = for nothing. `wait.what` is empty,
+  // its text in `wait_for`. A wait goes on from call to call; in between, and when its caller has
+  // given up, the rank does not look.
   Status wait;
   std::string wait_for;
   double waited_ms = 0;
+  double looked_ms = 0;  // since it last looked whether the wait is over: about 50 in a call
 };
 
-// All ranks in processes of this machine that the caller may look into (its own user's; with
+// All ranks in other processes of this machine that the caller may look into (its own user's; with
 // CAP_SYS_PTRACE, all), by job, group and rank. Those in other PID namespaces are seen only where
 // their processes are. Throws Error{setup} without a /proc.
 UBEP_API std::vector<RankReport> inspect_ranks();

@@ -51,6 +51,9 @@ Bootstrap check_bootstrap(const Bootstrap& bootstrap) {
   if (bootstrap.timeout.count() < 0) {
     refuse("bootstrap.timeout is {} ms, expected >= 0", bootstrap.timeout.count());
   }
+  if (!bootstrap.key.empty() && bootstrap.threads != nullptr) {
+    refuse("key is given, expected none where ranks are threads");
+  }
   Bootstrap checked = bootstrap;
   if (!checked.members.empty()) checked.members = check_members(bootstrap, checked.members);
   return checked;

@@ -50,6 +50,7 @@ JoinRequest Communicator::Impl::prepare(const CommunicatorOptions& options) {
 
 // Joins the others, then takes their fabric in place of the one at hand.
 void Communicator::Impl::meet(const JoinRequest& request) {
+  if (fabric != nullptr) show_meeting();
   auto met = ShmFabric::join(request, bootstrap.threads.get());
   if (engine != nullptr) engine->close();
   engine.reset();
@@ -58,6 +59,20 @@ void Communicator::Impl::meet(const JoinRequest& request) {
   take_facts();
   make_engine();
   introduce();
+}
+
+// Of update_membership(), for `ubep ps`.
+void Communicator::Impl::show_meeting() {
+  notice.clear(*fabric);
+  notice.show(*fabric,
+              [this] {
+                Status status;
+                status.code = Code::not_ready;
+                status.rank = static_cast<std::int16_t>(rank);
+                status.what = "update_membership: not all are here";
+                return status;
+              },
+              {});
 }
 
 void Communicator::Impl::make_engine() {
@@ -340,7 +355,9 @@ Status Communicator::poll(const Handle& handle) const {
   if (handle.state_->kind == OpKind::none) {
     throw Error(ErrorCode::misuse, "the handle has no operation");
   }
-  return Impl::state_of(*handle.state_);
+  Status status = Impl::state_of(*handle.state_);
+  status.rank = static_cast<std::int16_t>(open().rank);
+  return status;
 }
 
 Status Communicator::wait(Handle& handle) { return wait(handle, open().deadline()); }
@@ -361,6 +378,7 @@ void Communicator::release(Handle& handle) {
   h.layer.active = false;
   if (!h.leased) return;
   impl.check_ours(h);
+  impl.notice.clear(*impl.fabric);
   impl.engine->release(h);
 }
 

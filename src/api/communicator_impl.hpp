@@ -48,6 +48,7 @@ struct [[gnu::visibility("hidden")]] Communicator::Impl {
 
   JoinRequest prepare(const CommunicatorOptions& options);
   void meet(const JoinRequest& request);
+  void show_meeting();
   void make_engine();
   void introduce();
   std::vector<int> absent() const;  // ranks that take no part
@@ -147,19 +148,16 @@ struct [[gnu::visibility("hidden")]] Communicator::Impl {
     notice.show(*fabric, [this] { return oldest_wait({}); });
   }
 
-  struct ClearNotice {
-    Impl& impl;
-    ~ClearNotice() { impl.notice.clear(*impl.fabric); }
-  };
-
   // Repeats `attempt` (which never waits) until it says something else than not_ready.
   template <class Attempt>
   Status insist(Attempt attempt, Clock::time_point until) {
     Waiter waiter(spin, until, crowd);
-    const ClearNotice at_end{*this};
     for (;;) {
       Status status = attempt();
-      if (status.code != Code::not_ready) return status;
+      if (status.code != Code::not_ready) {
+        notice.clear(*fabric);
+        return status;
+      }
       if (engine->step(0, 1) > 0) {
         waiter.busy();
         notice.clear(*fabric);
@@ -173,7 +171,11 @@ struct [[gnu::visibility("hidden")]] Communicator::Impl {
       // However short the wait was, who is dead is told as dead.
       (void)engine->step(0, 1);
       status = attempt();
-      if (status.code == Code::not_ready) status.code = Code::timeout;
+      if (status.code == Code::not_ready) {
+        status.code = Code::timeout;  // the notice stays: the same wait may go on in the next call
+      } else {
+        notice.clear(*fabric);
+      }
       return status;
     }
   }

@@ -51,10 +51,15 @@ std::vector<int> numbers_in(const std::string& folder) {
   return numbers;
 }
 
+// Somebody else's: to open and close an own one would cost this process its life lock.
 bool is_segment(const std::string& path) {
   char target[64];
   const ssize_t bytes = readlink(path.c_str(), target, sizeof(target));
-  return bytes > 0 && std::string_view(target, static_cast<std::size_t>(bytes)).starts_with(kLink);
+  if (bytes <= 0 || !std::string_view(target, static_cast<std::size_t>(bytes)).starts_with(kLink)) {
+    return false;
+  }
+  struct stat file = {};
+  return stat(path.c_str(), &file) == 0 && !is_own_segment(file);
 }
 
 // The first bytes of somebody's segment, mapped for reading.
@@ -197,8 +202,11 @@ void add_wait(const std::byte* segment, RankReport& report) {
   report.wait_for = printable(wait.text);
   if (report.wait.ok()) return;
   const std::chrono::nanoseconds now = std::chrono::steady_clock::now().time_since_epoch();
-  report.waited_ms =
-      std::max(0.0, static_cast<double>(now.count()) - static_cast<double>(wait.since_ns)) / 1e6;
+  const auto ms_since = [&](std::uint64_t then) {
+    return std::max(0.0, static_cast<double>(now.count()) - static_cast<double>(then)) / 1e6;
+  };
+  report.waited_ms = ms_since(wait.since_ns);
+  report.looked_ms = ms_since(wait.looked_ns);
 }
 
 bool read_rank(const Window& window, RankReport& report) {
@@ -214,9 +222,9 @@ bool read_rank(const Window& window, RankReport& report) {
   report.slots = static_cast<int>(who.slots);
   const LifeLock lock = look_at_life_lock(window.fd(), who.rank);
   report.alive = lock.held;
-  report.pid = lock.pid;
+  report.pid = lock.held ? lock.pid : who.pid;
   report.state = state_name(segment, lock.held);
-  if (report.pid != 0) {
+  if (lock.held && report.pid != 0) {
     report.process = process_state(report.pid);
     report.command = command_of(report.pid);
   }

@@ -284,7 +284,10 @@ std::optional<Bootstrap> find_launch(const LaunchFacts& facts) {
   std::optional<Bootstrap> bootstrap = find_launcher(env);
   if (!bootstrap) return bootstrap;
   if (env.has("UBEP_RENDEZVOUS")) bootstrap->job = env.find("UBEP_RENDEZVOUS");
-  if (env.has("UBEP_JOB_KEY")) bootstrap->key = env.find("UBEP_JOB_KEY");
+  if (const char* key = facts.value("UBEP_JOB_KEY")) {
+    if (*key == 0) fail("UBEP_JOB_KEY is empty, expected a secret, or that it is not set");
+    bootstrap->key = key;
+  }
   if (env.has("UBEP_TIMEOUT_MS")) {
     bootstrap->timeout = std::chrono::milliseconds(env.number("UBEP_TIMEOUT_MS", 1, kLongestMs));
   }

@@ -40,6 +40,7 @@ void Communicator::update_membership(std::vector<int> members) {
     impl.meet(request_of(impl.bootstrap, impl.config));
   } catch (...) {
     std::swap(impl.bootstrap.members, members);
+    impl.notice.clear(*impl.fabric);
     throw;
   }
 }

@@ -104,6 +104,7 @@ JoinRequest request_of(const Bootstrap& bootstrap) {
           .segment_bytes = {},
           .inbox_bytes = {},
           .members = bootstrap.members,
+          .names_members = !bootstrap.members.empty(),
           .key = JobKey(bootstrap.key)};
 }
 

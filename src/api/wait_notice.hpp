@@ -18,20 +18,19 @@ class WaitNotice {
   static constexpr std::chrono::milliseconds kAfter{20};
   static constexpr std::chrono::milliseconds kEvery{50};
 
-  // At each look of a wait. `describe` returns the Status that is shown.
+  // At each look of a wait. `describe` returns the Status that is shown, once it has lasted
+  // `after`.
   template <class Describe>
-  void show(ShmFabric& fabric, Describe describe) {
+  void show(ShmFabric& fabric, Describe describe, std::chrono::milliseconds after = kAfter) {
     // claims: the times and the shown words, of whoever showed last; others come again.
     if (!state_.try_claim(kNothing, kBusy) && !state_.try_claim(kWaiting, kBusy)) return;
     const auto now = Clock::now();
     if (since_ == Clock::time_point{}) {
       since_ = now;
-      next_ = now + kAfter;
+      next_ = now + after;
     }
     if (now >= next_) {
-      const auto ns =
-          std::chrono::duration_cast<std::chrono::nanoseconds>(since_.time_since_epoch());
-      fabric.show_wait({.status = describe(), .since_ns = static_cast<std::uint64_t>(ns.count())});
+      fabric.show_wait({.status = describe(), .since_ns = ns_of(since_), .looked_ns = ns_of(now)});
       shown_ = true;
       next_ = now + kEvery;
     }
@@ -50,6 +49,11 @@ class WaitNotice {
   }
 
  private:
+  static std::uint64_t ns_of(Clock::time_point time) {
+    return static_cast<std::uint64_t>(
+        std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count());
+  }
+
   enum : std::uint64_t { kNothing, kWaiting, kBusy };
   LaneWord state_{kNothing};
   Clock::time_point since_;

@@ -274,6 +274,10 @@ Status EngineImpl<F>::describe_wait(const HandleState& handle) const {
                                : dispatching ? layout(q).pub(handle.slot)
                                              : layout(q).out(handle.slot);
   status.seen = fabric_.load_flag(q, offset);  // acquires: nothing; only the value is shown
+  for (std::uint64_t i = 0; i < 4 * slots_.size() && !started; ++i) {
+    // acquires: nothing; how many operations q has started is only shown.
+    status.seen = std::max(status.seen, fabric_.load_flag(q, layout(q).op(i)));
+  }
   describe_rows(*op, q, status);
   return status;
 }

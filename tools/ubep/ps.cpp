@@ -15,6 +15,8 @@ namespace {
 
 using Ranks = std::span<const RankReport>;
 
+constexpr double kNotLooking = 1000;  // ms
+
 bool waits_for(const RankReport& rank, int peer) {
   if (rank.wait.ok()) return false;
   return rank.wait.peer == peer || (peer < 64 && (rank.wait.missing >> peer & 1) != 0);
@@ -33,6 +35,9 @@ std::string wait_text(const RankReport& rank) {
     text += fmt::format(" of tokens {} to {}", wait.first_token, wait.last_token);
   }
   if (wait.expert >= 0) text += fmt::format(", first of expert {}", wait.expert);
+  // It may have lost its CPU for a while.
+  const bool gave_up = rank.looked_ms > kNotLooking && rank.process != "stopped";
+  if (gave_up) text += fmt::format(" (left the call {:.1f} s ago)", rank.looked_ms / 1e3);
   return text;
 }
 
@@ -59,6 +64,21 @@ void for_each_group(Ranks ranks, Body body) {
   }
 }
 
+std::vector<int> unseen_ranks(Ranks group) {
+  std::vector<int> unseen;
+  for (int r = 0; r < group[0].size; ++r) {
+    const bool seen = std::any_of(group.begin(), group.end(),
+                                  [&](const RankReport& rank) { return rank.rank == r; });
+    if (!seen) unseen.push_back(r);
+  }
+  return unseen;
+}
+
+std::string wait_list(const std::vector<int>& ranks) {
+  return ranks.size() == 1 ? fmt::format("rank {} waits", ranks[0])
+                           : fmt::format("ranks {} wait", fmt::join(ranks, ", "));
+}
+
 nlohmann::ordered_json json_of(const RankReport& rank) {
   nlohmann::ordered_json one{{"rank", rank.rank},       {"pid", rank.pid},
                              {"alive", rank.alive},     {"state", rank.state},
@@ -72,9 +92,10 @@ nlohmann::ordered_json json_of(const RankReport& rank) {
   }
   const Status& wait = rank.wait;
   if (wait.ok()) return one;
-  nlohmann::ordered_json text{{"for_ms", rank.waited_ms}, {"code", name(wait.code)},
-                              {"kind", name(wait.kind)},  {"epoch", wait.epoch},
-                              {"text", rank.wait_for},    {"peer", nullptr}};
+  nlohmann::ordered_json text{{"for_ms", rank.waited_ms}, {"looked_ms", rank.looked_ms},
+                              {"code", name(wait.code)},  {"kind", name(wait.kind)},
+                              {"epoch", wait.epoch},      {"text", rank.wait_for},
+                              {"peer", nullptr}};
   if (wait.peer >= 0) {
     std::vector<int> missing;
     for (int r = 0; r < 64; ++r) {
@@ -117,10 +138,8 @@ std::string verdict(Ranks ranks) {
   if (waiting.empty()) return {};
   const std::vector<std::size_t> culprits = find_culprits(ranks);
   if (culprits.empty()) {
-    return fmt::format(
-        "rank {} wait for one another: do all start their operations in the same "
-        "order?",
-        fmt::join(waiting, ", "));
+    return wait_list(waiting) +
+           " for one another: do all start their operations in the same order?";
   }
   std::string text;
   for (std::size_t i : culprits) {
@@ -132,14 +151,15 @@ std::string verdict(Ranks ranks) {
     if (!rank.wait.ok()) text += fmt::format("; {}", wait_text(rank));
   }
   if (waiting.empty()) return text;
-  return text + fmt::format("\nrank {} wait", fmt::join(waiting, ", "));
+  return text + "\n" + wait_list(waiting);
 }
 
 std::string ps_text(Ranks ranks) {
   std::string text;
   for_each_group(ranks, [&](Ranks group) {
     if (!text.empty()) text += "\n";
-    text += fmt::format("job '{}', {} ranks\n", group[0].job, group[0].size);
+    text += fmt::format("job '{}', {} ranks, group {:x}\n", group[0].job, group[0].size,
+                        group[0].group >> 48);
     std::size_t width = 9;
     for (const RankReport& rank : group) width = std::max(width, operation_text(rank).size());
     text += fmt::format("{:>4}  {:>8}  {:<13}  {:<{}}  {}\n", "rank", "process", "", "operation",
@@ -147,6 +167,11 @@ std::string ps_text(Ranks ranks) {
     for (const RankReport& rank : group) {
       text += fmt::format("{:>4}  {:>8}  {:<13}  {:<{}}  {}\n", rank.rank, rank.pid,
                           process_text(rank), operation_text(rank), width, wait_text(rank));
+    }
+    const std::vector<int> unseen = unseen_ranks(group);
+    if (!unseen.empty()) {
+      text += fmt::format("not seen (no members, gone, or not to be looked at): {}\n",
+                          fmt::join(unseen, ", "));
     }
     const std::string who = verdict(group);
     if (!who.empty()) text += who + "\n";
@@ -158,6 +183,7 @@ std::string ps_json(Ranks ranks) {
   nlohmann::ordered_json all{{"schema", "ubep-ps/1"}, {"groups", nlohmann::ordered_json::array()}};
   for_each_group(ranks, [&](Ranks group) {
     nlohmann::ordered_json one{{"job", group[0].job},
+                               {"group", fmt::format("{:016x}", group[0].group)},
                                {"size", group[0].size},
                                {"slots", group[0].slots},
                                {"held_up_by", nlohmann::ordered_json::array()},

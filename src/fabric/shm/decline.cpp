@@ -80,10 +80,11 @@ std::string socket_name(const JoinRequest& request) {
 }
 
 std::string job_text(const JoinRequest& request) {
-  const std::string members =
-      all_take_part(request) ? "" : fmt::format(", members {},", rank_list(request.members));
-  return fmt::format("job '{}' of {} ranks{} (socket @{})", request.job, request.size, members,
-                     socket_name(request));
+  const std::string text = fmt::format("job '{}' of {} ranks (socket @{})", request.job,
+                                       request.size, socket_name(request));
+  if (!request.names_members) return text;
+  return fmt::format("{} with members {}: all members must name the same size and members", text,
+                     rank_list(request.members));
 }
 
 bool send_refusal(const Socket& socket, const std::string& text) {

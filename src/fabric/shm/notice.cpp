@@ -28,12 +28,12 @@ static_assert(kIdentity + sizeof(IdentityLine) <= kWait);
 
 // Word 0 counts: odd while the others are being written.
 struct WaitWords {
-  std::uint64_t since_ns, epoch, expected, seen, missing;
+  std::uint64_t since_ns, looked_ns, epoch, expected, seen, missing;
   std::uint8_t code, kind, word, spare;
   std::int16_t peer, rank;
   std::int32_t expert;
   std::uint32_t rows, first_token, last_token;
-  char text[56];
+  char text[48];
 };
 constexpr std::size_t kWords = sizeof(WaitWords) / 8;
 static_assert(sizeof(WaitWords) % 8 == 0 && kWait + 8 + sizeof(WaitWords) <= kJob);
@@ -46,6 +46,7 @@ WaitWords pack(const WaitShown& wait) {
   const Status& s = wait.status;
   WaitWords words = {};
   words.since_ns = wait.since_ns;
+  words.looked_ns = wait.looked_ns;
   words.epoch = s.epoch;
   words.expected = s.expected;
   words.seen = s.seen;
@@ -68,6 +69,7 @@ WaitShown unpack(const WaitWords& words) {
   WaitShown wait;
   Status& s = wait.status;
   wait.since_ns = words.since_ns;
+  wait.looked_ns = words.looked_ns;
   s.epoch = words.epoch;
   s.expected = words.expected;
   s.seen = words.seen;

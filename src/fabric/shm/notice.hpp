@@ -25,8 +25,9 @@ struct Identity {
 };
 
 struct WaitShown {
-  Status status;               // Code::ok: it waits for nothing; `what` is in `text`
-  std::uint64_t since_ns = 0;  // of the monotonic clock
+  Status status;                // Code::ok: it waits for nothing; `what` is in `text`
+  std::uint64_t since_ns = 0;   // of the monotonic clock
+  std::uint64_t looked_ns = 0;  // when the rank last looked whether it is over
   std::string text;
 };
 

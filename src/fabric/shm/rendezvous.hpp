@@ -36,6 +36,7 @@ struct JoinRequest {
   std::vector<std::uint64_t> segment_bytes;  // [R]
   std::vector<std::uint64_t> inbox_bytes;    // [R], or empty: nobody pushes
   std::vector<int> members;                  // who meets, ascending; empty = all ranks
+  bool names_members = false;                // the caller gave them, be it all
   JobKey key;
 };
 

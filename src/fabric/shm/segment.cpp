@@ -10,6 +10,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
+#include <set>
+#include <utility>
 
 #include "ubep/status.hpp"
 
@@ -25,10 +28,42 @@ struct flock lock_of(int rank) {
   return lock;
 }
 
+using FileKey = std::pair<dev_t, ino_t>;
+
+std::mutex& own_files_mutex() {
+  static std::mutex instance;
+  return instance;
+}
+std::set<FileKey>& own_files() {
+  static std::set<FileKey> instance;
+  return instance;
+}
+
+FileKey key_of(int fd) {
+  struct stat file = {};
+  (void)fstat(fd, &file);
+  return {file.st_dev, file.st_ino};
+}
+
 }  // namespace
+
+bool is_own_segment(const struct stat& file) {
+  const std::lock_guard lock(own_files_mutex());
+  return own_files().contains({file.st_dev, file.st_ino});
+}
+
+Segment::~Segment() {
+  if (fd() < 0) return;
+  const std::lock_guard lock(own_files_mutex());
+  own_files().erase(key_of(fd()));  // of a peer's there is none
+}
 
 Segment Segment::create(std::uint64_t bytes, int rank) {
   Segment segment(SharedFile::create(kSegmentFile, bytes), rank);
+  {
+    const std::lock_guard lock(own_files_mutex());
+    own_files().insert(key_of(segment.fd()));
+  }
   struct flock lock = lock_of(rank);
   if (fcntl(segment.fd(), F_SETLK, &lock) != 0) {
     throw Error(ErrorCode::setup,

@@ -2,6 +2,8 @@
 // that tells them whether it lives.
 #pragma once
 
+#include <sys/stat.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -16,12 +18,18 @@ struct LifeLock {
   int pid = 0;  // 0 = nobody, or it cannot be seen from this PID namespace
 };
 LifeLock look_at_life_lock(int fd, int rank);
+// Whether `file` is a segment whose life lock this process holds: it must not be opened again,
+// since closing any descriptor of it drops the lock.
+bool is_own_segment(const struct stat& file);
 
 class Segment {
  public:
-  Segment() = default;
   // Takes the owner's life lock, too (see alive()).
   static Segment create(std::uint64_t bytes, int rank);
+  Segment() = default;
+  ~Segment();
+  Segment(Segment&&) = default;
+  Segment& operator=(Segment&&) = default;
   // Of a peer. Takes ownership of `fd`.
   static Segment attach(int fd, std::uint64_t bytes, int rank);
 

@@ -164,6 +164,7 @@ TEST(LauncherTest, TheRendezvousReplacesEveryJob) {
 TEST(LauncherTest, TheKeyIsThatOfTheEnvironment) {
   EXPECT_EQ(find(kTorchrun)->key, "");
   EXPECT_EQ(find(kTorchrun + Variables{{"UBEP_JOB_KEY", "a secret"}})->key, "a secret");
+  EXPECT_THROW((void)find(kTorchrun + Variables{{"UBEP_JOB_KEY", ""}}), Error);
 }
 
 TEST(LauncherTest, TheTimeoutIsThatOfTheWaits) {

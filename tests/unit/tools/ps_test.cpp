@@ -10,7 +10,7 @@ namespace {
 RankReport report(int rank, int size) {
   RankReport one;
   one.job = "layer";
-  one.group = 7;
+  one.group = std::uint64_t{7} << 48;
   one.rank = rank;
   one.size = size;
   one.slots = 2;
@@ -51,7 +51,7 @@ TEST(PsTest, AStoppedRankIsNamed) {
   EXPECT_EQ(find_culprits(ranks), (std::vector<std::size_t>{1}));
   EXPECT_EQ(verdict(ranks),
             "rank 1 (process 101, stopped) is waited for: dispatch 9 (epoch 5), tokens published\n"
-            "rank 0, 2 wait");
+            "ranks 0, 2 wait");
 }
 
 // A chain ends at the one that waits for nobody.
@@ -70,7 +70,7 @@ TEST(PsTest, AStoppedRankThatWaitsIsNamed) {
 TEST(PsTest, ARingHasNoCulprit) {
   const std::vector<RankReport> ranks{waiting(0, 2, 1), waiting(1, 2, 0)};
   EXPECT_TRUE(find_culprits(ranks).empty());
-  EXPECT_NE(verdict(ranks).find("rank 0, 1 wait for one another"), std::string::npos);
+  EXPECT_NE(verdict(ranks).find("ranks 0, 1 wait for one another"), std::string::npos);
 }
 
 TEST(PsTest, TheDeadAreNamed) {
@@ -92,14 +92,27 @@ TEST(PsTest, WhoWaitsForItselfIsNamed) {
 
 TEST(PsTest, TextHasALineForEachRankAndGroup) {
   std::vector<RankReport> ranks{waiting(0, 2, 1), report(1, 2), report(0, 1)};
-  ranks[2].group = 8;
+  ranks[2].group = std::uint64_t{8} << 48;
   ranks[2].job = "other";
   ranks[2].operations = 0;
   const std::string text = ps_text(ranks);
-  EXPECT_NE(text.find("job 'layer', 2 ranks\n"), std::string::npos) << text;
-  EXPECT_NE(text.find("job 'other', 1 ranks\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("job 'layer', 2 ranks, group 7\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("job 'other', 1 ranks, group 8\n"), std::string::npos) << text;
   EXPECT_NE(text.find("1.2 s: rank 1, pub is 4, needs 5"), std::string::npos) << text;
   EXPECT_NE(text.find("none yet"), std::string::npos) << text;
+}
+
+TEST(PsTest, RanksThatAreNotSeenAreListed) {
+  EXPECT_NE(ps_text(std::vector<RankReport>{report(1, 4)}).find("looked at): 0, 2, 3\n"),
+            std::string::npos);
+}
+
+TEST(PsTest, WhoHasGivenUpIsShownAsSuch) {
+  std::vector<RankReport> ranks{waiting(0, 2, 1), report(1, 2)};
+  ranks[0].looked_ms = 3400;
+  EXPECT_NE(ps_text(ranks).find("(left the call 3.4 s ago)"), std::string::npos);
+  ranks[0].looked_ms = 50;
+  EXPECT_EQ(ps_text(ranks).find("left the call"), std::string::npos);
 }
 
 TEST(PsTest, JsonSaysWhatTheTextSays) {
@@ -110,6 +123,7 @@ TEST(PsTest, JsonSaysWhatTheTextSays) {
   EXPECT_EQ(all["schema"], "ubep-ps/1");
   ASSERT_EQ(all["groups"].size(), 1U);
   const auto& group = all["groups"][0];
+  EXPECT_EQ(group["group"], "0007000000000000");
   EXPECT_EQ(group["held_up_by"], nlohmann::json({1}));
   const auto& first = group["ranks"][0];
   EXPECT_EQ(first["operation"]["stage"], "tokens published");

@@ -76,11 +76,12 @@ TEST_F(NoticeTest, TheWaitComesBack) {
   status.rows = 9;
   status.first_token = 2;
   status.last_token = 8;
-  status.what = "a text that is longer than the fifty-five characters that there is room for";
-  show_wait(segment(), {.status = status, .since_ns = 99});
+  status.what = "a text that is longer than the 47 characters that there is room for";
+  show_wait(segment(), {.status = status, .since_ns = 99, .looked_ns = 101});
   ASSERT_TRUE(read_wait(segment(), seen));
   EXPECT_EQ(seen.since_ns, 99U);
-  EXPECT_EQ(seen.text, std::string(status.what).substr(0, 55));
+  EXPECT_EQ(seen.looked_ns, 101U);
+  EXPECT_EQ(seen.text, std::string(status.what).substr(0, 47));
   seen.status.what = status.what;
   EXPECT_EQ(seen.status.message(), status.message());
   EXPECT_EQ(seen.status.expert, 6);
