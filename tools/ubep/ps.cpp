@@ -22,6 +22,11 @@ bool waits_for(const RankReport& rank, int peer) {
   return rank.wait.peer == peer || (peer < 64 && (rank.wait.missing >> peer & 1) != 0);
 }
 
+// Its deadline passed, or it has been without a CPU for long.
+bool has_left_the_call(const RankReport& rank) {
+  return rank.looked_ms > kNotLooking && rank.process != "stopped";
+}
+
 // What it waits for, without the name of the reporter.
 std::string wait_text(const RankReport& rank) {
   const Status& wait = rank.wait;
@@ -35,9 +40,8 @@ std::string wait_text(const RankReport& rank) {
     text += fmt::format(" of tokens {} to {}", wait.first_token, wait.last_token);
   }
   if (wait.expert >= 0) text += fmt::format(", first of expert {}", wait.expert);
-  // It may have lost its CPU for a while.
-  const bool gave_up = rank.looked_ms > kNotLooking && rank.process != "stopped";
-  if (gave_up) text += fmt::format(" (left the call {:.1f} s ago)", rank.looked_ms / 1e3);
+  if (has_left_the_call(rank))
+    text += fmt::format(" (left the call {:.1f} s ago)", rank.looked_ms / 1e3);
   return text;
 }
 
@@ -122,10 +126,9 @@ std::vector<std::size_t> find_culprits(Ranks ranks) {
     const bool awaited = std::any_of(ranks.begin(), ranks.end(), [&](const RankReport& other) {
       return other.rank != ranks[i].rank && waits_for(other, ranks[i].rank);
     });
-    if (awaited && (ranks[i].wait.ok() || ranks[i].wait.peer < 0 || !ranks[i].alive ||
-                    ranks[i].process == "stopped")) {
-      culprits.push_back(i);
-    }
+    const bool waits_itself = !ranks[i].wait.ok() && ranks[i].wait.peer >= 0 && ranks[i].alive &&
+                              ranks[i].process != "stopped" && !has_left_the_call(ranks[i]);
+    if (awaited && !waits_itself) culprits.push_back(i);
   }
   return culprits;
 }

@@ -111,6 +111,9 @@ TEST(PsTest, WhoHasGivenUpIsShownAsSuch) {
   std::vector<RankReport> ranks{waiting(0, 2, 1), report(1, 2)};
   ranks[0].looked_ms = 3400;
   EXPECT_NE(ps_text(ranks).find("(left the call 3.4 s ago)"), std::string::npos);
+  EXPECT_EQ(verdict(std::vector<RankReport>{ranks[0], waiting(1, 2, 0)}),
+            "rank 0 (process 100, sleeping) is waited for: dispatch 9 (epoch 5), tokens published; "
+            "1.2 s: rank 1, pub is 4, needs 5 (left the call 3.4 s ago)\nrank 1 waits");
   ranks[0].looked_ms = 50;
   EXPECT_EQ(ps_text(ranks).find("left the call"), std::string::npos);
 }
