@@ -49,7 +49,7 @@ foreach(kind IN ITEMS Shared Static)
   install(EXPORT ubep${kind}Targets NAMESPACE ubep:: DESTINATION ${package} COMPONENT ubep-devel)
 endforeach()
 write_basic_package_version_file(ubepConfigVersion.cmake COMPATIBILITY ${compatibility})
-install(FILES cmake/ubepConfig.cmake cmake/UbepFindHighway.cmake cmake/UbepFindSodium.cmake
+install(FILES cmake/ubepConfig.cmake cmake/UbepFindPrivate.cmake
               ${CMAKE_CURRENT_BINARY_DIR}/ubepConfigVersion.cmake
         DESTINATION ${package} COMPONENT ubep-devel)
 

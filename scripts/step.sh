@@ -4,6 +4,12 @@
 step_log=$(mktemp)
 trap 'rm -f "$step_log"' EXIT
 
+# put_table NAME FILE: what lies between the marks "NAME begin" and "NAME end" of docs/reliability.md
+# becomes FILE.
+put_table() {
+  sed -i -e "/<!-- $1 begin -->/,/<!-- $1 end -->/{/<!-- $1 begin -->/r $2" -e "/<!-- $1/!d}" docs/reliability.md
+}
+
 step() {
   local name=$1 start=$SECONDS note
   shift

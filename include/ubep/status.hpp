@@ -55,6 +55,8 @@ struct [[nodiscard]] UBEP_API Status {
 
   bool ok() const { return code == Code::ok; }
   std::string message() const;
+  // Of a timeout or not_ready with a peer: "rank 1: op is 71, needs 72" and which rows.
+  std::string awaited() const;
   void or_throw() const;  // throws Error{status} unless ok
 };
 

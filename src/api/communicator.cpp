@@ -88,11 +88,12 @@ void Communicator::Impl::make_engine() {
 void Communicator::Impl::introduce() {
   const SegmentLayout own(config, rank);
   const std::uint64_t slot_bytes = config.slots > 1 ? own.pub(1) - own.pub(0) : 0;
-  fabric->introduce({.slots = static_cast<std::uint32_t>(config.slots),
-                     .first_op = static_cast<std::uint32_t>(own.op(0)),
-                     .first_word = static_cast<std::uint32_t>(own.pub(0)),
-                     .slot_bytes = static_cast<std::uint32_t>(slot_bytes),
-                     .job = bootstrap.job});
+  Identity identity{.slots = static_cast<std::uint32_t>(config.slots),
+                    .first_op = static_cast<std::uint32_t>(own.op(0)),
+                    .first_word = static_cast<std::uint32_t>(own.pub(0)),
+                    .slot_bytes = static_cast<std::uint32_t>(slot_bytes)};
+  bootstrap.job.copy(identity.job, sizeof(identity.job) - 1);
+  fabric->introduce(identity);
 }
 
 Communicator Communicator::create(const Bootstrap& bootstrap, const CommunicatorOptions& options) {
@@ -182,7 +183,7 @@ Status Communicator::start_dispatch(const Input& in, const Handle& cached, Handl
   if (!impl.engine->failure().ok()) return impl.engine->failure();
   impl.check_ours(c);
   Impl::check_free(h);
-  const Code code = Impl::state_of(c).code;
+  const Code code = impl.state_of(c).code;
   const bool dispatched = code == Code::ok || code == Code::peer_lost || code == Code::no_capacity;
   if (c.kind == OpKind::none || (c.kind == OpKind::dispatch && !dispatched)) {
     throw Error(ErrorCode::misuse, "cached: the dispatch of this handle is not complete");
@@ -215,7 +216,7 @@ Status Communicator::start_combine(Handle& handle, const CombineArgs& args) {
                             name(h.kind), h.epoch,
                             h.leased ? "is under way" : "has ended, or was released"));
   }
-  if (const Status status = Impl::state_of(h); status.code == Code::not_ready) return status;
+  if (const Status status = impl.state_of(h); status.code == Code::not_ready) return status;
   check_combine(args, h, impl.config);
   h.publishes = args.by_expert;
   return impl.engine->start_combine(h, args);
@@ -234,7 +235,7 @@ Status Communicator::poll_expert(const Handle& handle, int expert) const {
   }
   // acquires: the expert's rows; a lane copied them.
   if (h.experts.load_acquire(static_cast<std::size_t>(expert))) return {};
-  return Impl::state_of(h);
+  return impl.state_of(h);
 }
 
 Status Communicator::wait_expert(const Handle& handle, int expert) {
@@ -258,7 +259,7 @@ Status Communicator::publish(Handle& handle, int expert) {
     throw Error(ErrorCode::misuse,
                 "publish: the handle's latest operation is no combine with by_expert");
   }
-  const Status status = Impl::state_of(h);
+  const Status status = impl.state_of(h);
   if (status.code != Code::not_ready && !status.ok() && status.code != Code::peer_lost) {
     return status;
   }
@@ -310,7 +311,7 @@ Status Communicator::combine(Handle& handle, const CombineArgs& args) {
   HandleState& h = *handle.state_;
   impl.check_ours(h);
   Status dispatched;  // a dispatch that is still pending is waited for, and its loss reported
-  if (h.kind == OpKind::dispatch && Impl::state_of(h).code == Code::not_ready) {
+  if (h.kind == OpKind::dispatch && impl.state_of(h).code == Code::not_ready) {
     dispatched = impl.finish(h, until);
     if (!dispatched.ok() && dispatched.code != Code::peer_lost) return dispatched;
   }
@@ -351,13 +352,11 @@ void Communicator::set_tracer(Tracer* tracer) {
 }
 
 Status Communicator::poll(const Handle& handle) const {
-  open().check_ours(*handle.state_);
-  if (handle.state_->kind == OpKind::none) {
-    throw Error(ErrorCode::misuse, "the handle has no operation");
-  }
-  Status status = Impl::state_of(*handle.state_);
-  status.rank = static_cast<std::int16_t>(open().rank);
-  return status;
+  const Impl& impl = open();
+  const HandleState& h = *handle.state_;
+  impl.check_ours(h);
+  if (h.kind == OpKind::none) throw Error(ErrorCode::misuse, "the handle has no operation");
+  return impl.state_of(h);
 }
 
 Status Communicator::wait(Handle& handle) { return wait(handle, open().deadline()); }

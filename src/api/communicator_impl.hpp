@@ -7,6 +7,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "api/fork_guard.hpp"
@@ -152,29 +153,34 @@ struct [[gnu::visibility("hidden")]] Communicator::Impl {
   template <class Attempt>
   Status insist(Attempt attempt, Clock::time_point until) {
     Waiter waiter(spin, until, crowd);
+    bool noticed = notice.waits();  // a call that timed out has left it: this may be the same wait
+    const auto goes_on = [&] {
+      if (std::exchange(noticed, false)) notice.clear(*fabric);
+    };
     for (;;) {
       Status status = attempt();
       if (status.code != Code::not_ready) {
-        notice.clear(*fabric);
+        goes_on();
         return status;
       }
       if (engine->step(0, 1) > 0) {
         waiter.busy();
-        notice.clear(*fabric);
+        goes_on();
         continue;
       }
       const Waiter::Advice advice = waiter.idle();
       if (advice == Waiter::Advice::again) continue;
       engine->look_for_losses();
       notice.show(*fabric, [&] { return status.peer < 0 ? oldest_wait(status) : status; });
+      noticed = true;
       if (advice != Waiter::Advice::expired) continue;
       // However short the wait was, who is dead is told as dead.
       (void)engine->step(0, 1);
       status = attempt();
       if (status.code == Code::not_ready) {
-        status.code = Code::timeout;  // the notice stays: the same wait may go on in the next call
+        status.code = Code::timeout;
       } else {
-        notice.clear(*fabric);
+        goes_on();
       }
       return status;
     }
@@ -190,7 +196,7 @@ struct [[gnu::visibility("hidden")]] Communicator::Impl {
 
   // Steps until the handle's latest operation is complete.
   Status finish(const HandleState& h, Clock::time_point until) {
-    const Status status = insist([&h] { return state_of(h); }, until);
+    const Status status = insist([&] { return state_of(h); }, until);
     return status.code == Code::timeout ? awaited(h) : status;
   }
 
@@ -201,12 +207,13 @@ struct [[gnu::visibility("hidden")]] Communicator::Impl {
     return status;
   }
 
-  static Status state_of(const HandleState& h) {
+  Status state_of(const HandleState& h) const {
     // acquires: status, views and results of the completed operation; written by finish().
     if (h.state.load_acquire() == HandleState::complete) return h.status;
     Status status;
     status.code = Code::not_ready;
     status.kind = h.kind;
+    status.rank = static_cast<std::int16_t>(rank);
     status.epoch = h.epoch;
     status.what = "it is pending: step() it, or wait()";
     return status;

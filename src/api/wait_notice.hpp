@@ -30,12 +30,15 @@ class WaitNotice {
       next_ = now + after;
     }
     if (now >= next_) {
-      fabric.show_wait({.status = describe(), .since_ns = ns_of(since_), .looked_ns = ns_of(now)});
+      fabric.show_wait({.since_ns = ns_of(since_), .looked_ns = ns_of(now), .status = describe()});
       shown_ = true;
       next_ = now + kEvery;
     }
     state_.store_release(kWaiting);  // publishes: the times, to the next that claims
   }
+
+  // acquires: nothing; whether a wait is noted.
+  bool waits() const { return state_.load_acquire() != kNothing; }
 
   // The wait is over.
   void clear(ShmFabric& fabric) {

@@ -25,16 +25,6 @@ std::string rank_list(std::uint64_t mask) {
   return fmt::format("{}", fmt::join(ranks, ","));
 }
 
-std::string rows_text(const Status& s) {
-  if (s.rows == 0) return {};
-  std::string text = fmt::format(", {} {}", s.rows, s.kind == OpKind::combine ? "outputs" : "rows");
-  if (s.kind == OpKind::combine) {
-    text += fmt::format(" for tokens {} to {}", s.first_token, s.last_token);
-  }
-  if (s.expert >= 0) text += fmt::format(", first of expert {}", s.expert);
-  return text;
-}
-
 std::string where(const Status& s) {
   if (s.kind == OpKind::none) return fmt::format("rank {}", s.rank);
   if (s.epoch == 0) return fmt::format("rank {}: {}", s.rank, name(s.kind));
@@ -85,16 +75,14 @@ std::string Status::message() const {
       return "ok";
     case Code::not_ready:
       if (peer < 0) return fmt::format("not_ready: {}: {}", where(*this), what);
-      return fmt::format("not_ready: {}: rank {}: {} is {}, needs {}", where(*this), peer,
-                         name(word), seen, expected);
+      return fmt::format("not_ready: {}: {}", where(*this), awaited());
     case Code::slot_busy:
       if (expected == 0) return fmt::format("slot_busy: {}: {}", where(*this), what);
       return fmt::format("slot_busy: {}: {} (CommunicatorOptions::slots is {})", where(*this), what,
                          expected);
     case Code::timeout:
       if (peer < 0) return fmt::format("timeout: {}: {}", where(*this), what);
-      return fmt::format("timeout: {} waits for rank {}: {} is {}, needs {}{} (missing ranks: {})",
-                         where(*this), peer, name(word), seen, expected, rows_text(*this),
+      return fmt::format("timeout: {} waits for {} (missing ranks: {})", where(*this), awaited(),
                          rank_list(missing));
     case Code::peer_lost:
       return fmt::format("peer_lost: {}: rank {} is gone: {} (lost ranks: {})", where(*this), peer,
@@ -121,6 +109,15 @@ std::string Status::message() const {
                          expected);
   }
   return "?";
+}
+
+std::string Status::awaited() const {
+  std::string text = fmt::format("rank {}: {} is {}, needs {}", peer, name(word), seen, expected);
+  const bool outputs = kind == OpKind::combine;
+  if (rows > 0) text += fmt::format(", {} {}", rows, outputs ? "outputs" : "rows");
+  if (rows > 0 && outputs) text += fmt::format(" for tokens {} to {}", first_token, last_token);
+  if (expert >= 0) text += fmt::format(", first of expert {}", expert);
+  return text;
 }
 
 void Status::or_throw() const {

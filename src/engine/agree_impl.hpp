@@ -282,28 +282,31 @@ Status EngineImpl<F>::describe_wait(const HandleState& handle) const {
   return status;
 }
 
-// Which rows are awaited from q.
+// Which rows are awaited from q. What q has said is known unless lanes hear it, in shares, just
+// now.
 template <Fabric F>
 void EngineImpl<F>::describe_rows(const Op& op, int q, Status& status) const {
   const auto i = static_cast<std::size_t>(q);
-  const Routed& routed = *op.handle->routed;
+  const bool is_known = op.shares == 1 || op.serial;
   if (op.line.kind == OpKind::dispatch) {
-    if (op.stage[i] >= Op::kRecord) status.rows = op.span[i][1] - op.span[i][0];
+    if (is_known && op.stage[i] >= Op::kRecord) status.rows = op.span[i][1] - op.span[i][0];
     return;
   }
-  const bool by_expert = op.stage[i] > Op::kOpLine && op.theirs[i].by_expert != 0;
-  status.first_token = routed.send.num_tokens;
-  for (const Entry& entry : routed.send.to(q)) {
-    ++status.rows;
-    status.first_token = std::min(status.first_token, entry.token);
-    status.last_token = std::max(status.last_token, entry.token);
-    if (!by_expert || status.expert >= 0) continue;
+  const std::span<const Entry> entries = op.handle->routed->send.to(q);
+  if (entries.empty()) return;
+  const auto tokens =
+      std::minmax_element(entries.begin(), entries.end(),
+                          [](const Entry& a, const Entry& b) { return a.token < b.token; });
+  status.rows = static_cast<std::uint32_t>(entries.size());
+  status.first_token = tokens.first->token;
+  status.last_token = tokens.second->token;
+  if (!is_known || op.stage[i] == Op::kOpLine || op.theirs[i].by_expert == 0) return;
+  const auto late = std::find_if(entries.begin(), entries.end(), [&](const Entry& entry) {
     const auto local = static_cast<std::uint64_t>(config_.experts.local[entry.expert]);
     // acquires: nothing; only the expert is shown.
-    const std::uint64_t out = fabric_.load_flag(q, layout(q).out_expert(op.handle->slot, local));
-    if (out < op.line.epoch) status.expert = entry.expert;
-  }
-  if (status.rows == 0) status.first_token = 0;
+    return fabric_.load_flag(q, layout(q).out_expert(op.handle->slot, local)) < op.line.epoch;
+  });
+  if (late != entries.end()) status.expert = late->expert;
 }
 
 }  // namespace ubep

@@ -321,36 +321,6 @@ struct Tally {
   std::vector<double> notice_ms;
 };
 
-struct Group {
-  std::vector<pid_t> ranks;
-  std::vector<int> statuses;  // -1 = alive
-
-  // Whether all have ended within the time; the others are killed.
-  bool wait(Clock::time_point until) {
-    for (;;) {
-      bool alive = false;
-      for (std::size_t r = 0; r < ranks.size(); ++r) {
-        int status = 0;
-        if (statuses[r] >= 0) continue;
-        if (waitpid(ranks[r], &status, WNOHANG) == ranks[r]) {
-          statuses[r] = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-        } else {
-          alive = true;
-        }
-      }
-      if (!alive) return true;
-      if (Clock::now() > until) break;
-      std::this_thread::sleep_for(std::chrono::microseconds(300));
-    }
-    for (std::size_t r = 0; r < ranks.size(); ++r) {
-      if (statuses[r] >= 0) continue;
-      kill(ranks[r], SIGKILL);
-      waitpid(ranks[r], nullptr, 0);
-    }
-    return false;
-  }
-};
-
 // Lets the ranks go on for some rounds after a stop, all the same number.
 void end_after(const SharedArray<Report>& reports, int& stop) {
   int most = 0;
@@ -375,11 +345,11 @@ void happen(const Scene& scene, const std::vector<pid_t>& ranks, const SharedArr
   }
 }
 
-void count(const Scene& scene, const Group& group, const SharedArray<Report>& reports,
+void count(const Scene& scene, const std::vector<int>& statuses, const SharedArray<Report>& reports,
            std::int64_t begin, Tally& tally) {
   bool setup = false;
   for (int rank = 0; rank < scene.problem.num_ranks(); ++rank) {
-    const int status = group.statuses[static_cast<std::size_t>(rank)];
+    const int status = statuses[static_cast<std::size_t>(rank)];
     if (scene.is_victim(rank) && !scene.survives()) continue;
     setup = setup || status == kSetup;
     if (status == kWrong) ++tally.wrong;
@@ -410,22 +380,22 @@ void run_scene(const Scene& scene, Tally& tally) {
   const SharedArray<Report> reports(static_cast<std::size_t>(size));
   const SharedArray<int> stop(1);
   stop[0] = INT_MAX - kRoundsAfter;
-  Group group;
+  std::vector<pid_t> ranks;
   for (int rank = 0; rank < size; ++rank) {
     const pid_t pid = fork();
     if (pid == 0) _exit(Rank(scene, rank, reports, stop[0]).live());
-    group.ranks.push_back(pid);
-    group.statuses.push_back(-1);
+    ranks.push_back(pid);
   }
   std::this_thread::sleep_for(std::chrono::microseconds(scene.delay_us));
   const std::int64_t begin = now_ns();
-  happen(scene, group.ranks, reports, stop[0]);
+  happen(scene, ranks, reports, stop[0]);
   ++tally.runs;
-  if (!group.wait(Clock::now() + kPatience)) {
+  const std::vector<int> statuses = await_children(ranks, kPatience);
+  if (std::find(statuses.begin(), statuses.end(), -1) != statuses.end()) {
     ++tally.hangs;
     fmt::print(stderr, "{}: {}: a hang\n", scene.job, scene.name());
   }
-  count(scene, group, reports, begin, tally);
+  count(scene, statuses, reports, begin, tally);
   if (holdings() == before && shared_files() <= shared) return;
   ++tally.leaks;
   fmt::print(stderr, "{}: {}: something is left behind\n", scene.job, scene.name());

@@ -26,7 +26,7 @@ kill -STOP "$victim"
 sleep 0.6
 "$ubep" ps --job "$job" >"$out"
 grep -q "^rank 1 (process $victim, stopped) is waited for: " "$out" || fail "the stopped rank is not named"
-grep -Eq '^ +0 .*: rank 1, (op|pub|out|sent|base|done) is [0-9]+, needs [0-9]+' "$out" ||
+grep -Eq '^ +0 .*: rank 1: (op|pub|out|sent|base|done) is [0-9]+, needs [0-9]+' "$out" ||
   fail "rank 0's wait is not shown"
 json=$("$ubep" ps --json --job "$job" | tr -d ' \n')
 for part in '"held_up_by":[1]' '"process":"stopped"' '"wait":{"for_ms":' '"peer":1'; do

@@ -1,6 +1,8 @@
 #include "support/ranks.hpp"
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -55,6 +57,29 @@ void run_ranks(RankKind kind, int size, const RankBody& body) {
   for (std::size_t rank = 0; rank < statuses.size(); ++rank) {
     EXPECT_EQ(statuses[rank], 0) << name(kind) << ", rank " << rank;
   }
+}
+
+std::vector<int> await_children(const std::vector<pid_t>& children, std::chrono::seconds patience,
+                                int unawaited) {
+  const auto until = std::chrono::steady_clock::now() + patience;
+  std::vector<int> statuses(children.size(), -1);
+  std::size_t left = children.size() - (unawaited >= 0 ? 1 : 0);
+  while (left != 0 && std::chrono::steady_clock::now() < until) {
+    for (std::size_t i = 0; i < children.size(); ++i) {
+      int status = 0;
+      if (static_cast<int>(i) == unawaited || statuses[i] >= 0) continue;
+      if (waitpid(children[i], &status, WNOHANG) != children[i]) continue;
+      statuses[i] = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+      --left;
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(300));
+  }
+  for (std::size_t i = 0; i < children.size(); ++i) {
+    if (statuses[i] >= 0) continue;
+    kill(children[i], SIGKILL);
+    waitpid(children[i], nullptr, 0);
+  }
+  return statuses;
 }
 
 void Gate::arrive() const { std::atomic_ref<int>(count_[0]).fetch_add(1); }

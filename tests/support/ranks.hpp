@@ -7,6 +7,9 @@
 
 #include <sys/mman.h>
 
+#include <sys/types.h>
+
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <new>
@@ -44,6 +47,12 @@ inline constexpr unsigned kRankSeconds = 60;
 std::vector<int> rank_statuses(RankKind kind, int size, const RankBody& body);
 // The same, and expects 0 of all.
 void run_ranks(RankKind kind, int size, const RankBody& body);
+
+// How children end: their exit status, 128 + n by signal n, -1 = still alive when `patience` was
+// over (then it is killed). `unawaited` is killed once the others have ended; its status is -1,
+// too.
+std::vector<int> await_children(const std::vector<pid_t>& children, std::chrono::seconds patience,
+                                int unawaited = -1);
 
 // Memory that the test and all its ranks share, zero at first.
 template <class T>

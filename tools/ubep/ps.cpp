@@ -27,21 +27,13 @@ bool has_left_the_call(const RankReport& rank) {
   return rank.looked_ms > kNotLooking && rank.process != "stopped";
 }
 
-// What it waits for, without the name of the reporter.
 std::string wait_text(const RankReport& rank) {
-  const Status& wait = rank.wait;
-  if (wait.ok()) return "-";
-  const std::string since = fmt::format("{:.1f} s", rank.waited_ms / 1e3);
-  if (wait.peer < 0) return fmt::format("{}: {}", since, rank.wait_for);
-  std::string text = fmt::format("{}: rank {}, {} is {}, needs {}", since, wait.peer,
-                                 name(wait.word), wait.seen, wait.expected);
-  if (wait.rows > 0) text += fmt::format(", {} rows", wait.rows);
-  if (wait.rows > 0 && wait.kind == OpKind::combine) {
-    text += fmt::format(" of tokens {} to {}", wait.first_token, wait.last_token);
-  }
-  if (wait.expert >= 0) text += fmt::format(", first of expert {}", wait.expert);
-  if (has_left_the_call(rank))
+  if (rank.wait.ok()) return "-";
+  std::string text = fmt::format("{:.1f} s: {}", rank.waited_ms / 1e3,
+                                 rank.wait.peer < 0 ? rank.wait_for : rank.wait.awaited());
+  if (rank.wait.peer >= 0 && has_left_the_call(rank)) {
     text += fmt::format(" (left the call {:.1f} s ago)", rank.looked_ms / 1e3);
+  }
   return text;
 }
 

@@ -1,7 +1,8 @@
 #include "fabric/shm/notice.hpp"
 
-#include <algorithm>
+#include <array>
 #include <cstring>
+#include <type_traits>
 
 #include "base/fabric_facts.hpp"
 #include "memory/word.hpp"
@@ -10,150 +11,76 @@
 namespace ubep {
 namespace {
 
-// Offsets in the fabric header, behind the probe's word.
+// Offsets in the fabric header, behind the probe's word: a word and what it announces.
 constexpr std::uint64_t kIdentity = 128;
-constexpr std::uint64_t kWait = 192;
-constexpr std::uint64_t kJob = 320;
-constexpr std::size_t kJobBytes = kFabricHeaderBytes - kJob;
+constexpr std::uint64_t kWait = 320;
+constexpr std::size_t kWord = sizeof(std::uint64_t);
 constexpr std::uint64_t kMagic = 0x6b'6e'61'72'70'65'62'75;  // "ubeprank"
 
-struct IdentityLine {
-  std::uint64_t magic;  // stored last
-  std::uint64_t group;
-  std::uint32_t wire_version;
-  std::int32_t rank, size, pid;
-  std::uint32_t slots, first_op, first_word, slot_bytes;
-};
-static_assert(kIdentity + sizeof(IdentityLine) <= kWait);
+using WaitWords = std::array<std::uint64_t, sizeof(WaitShown) / kWord>;
+
+static_assert(std::is_trivially_copyable_v<Identity> && std::is_trivially_copyable_v<WaitShown>);
+static_assert(kIdentity + kWord + sizeof(Identity) <= kWait);
+static_assert(kWait + kWord + sizeof(WaitShown) <= kFabricHeaderBytes);
+static_assert(sizeof(WaitWords) == sizeof(WaitShown));
 
 // Word 0 counts: odd while the others are being written.
-struct WaitWords {
-  std::uint64_t since_ns, looked_ns, epoch, expected, seen, missing;
-  std::uint8_t code, kind, word, spare;
-  std::int16_t peer, rank;
-  std::int32_t expert;
-  std::uint32_t rows, first_token, last_token;
-  char text[48];
-};
-constexpr std::size_t kWords = sizeof(WaitWords) / 8;
-static_assert(sizeof(WaitWords) % 8 == 0 && kWait + 8 + sizeof(WaitWords) <= kJob);
-
 SharedWord wait_word(const std::byte* segment, std::size_t i) {
-  return SharedWord(segment + kWait + 8 * i);
-}
-
-WaitWords pack(const WaitShown& wait) {
-  const Status& s = wait.status;
-  WaitWords words = {};
-  words.since_ns = wait.since_ns;
-  words.looked_ns = wait.looked_ns;
-  words.epoch = s.epoch;
-  words.expected = s.expected;
-  words.seen = s.seen;
-  words.missing = s.missing;
-  words.code = static_cast<std::uint8_t>(s.code);
-  words.kind = static_cast<std::uint8_t>(s.kind);
-  words.word = static_cast<std::uint8_t>(s.word);
-  words.peer = s.peer;
-  words.rank = s.rank;
-  words.expert = s.expert;
-  words.rows = s.rows;
-  words.first_token = s.first_token;
-  words.last_token = s.last_token;
-  std::strncpy(words.text, s.what, sizeof(words.text) - 1);
-  return words;
-}
-
-// name() of a value that is out of range says "?".
-WaitShown unpack(const WaitWords& words) {
-  WaitShown wait;
-  Status& s = wait.status;
-  wait.since_ns = words.since_ns;
-  wait.looked_ns = words.looked_ns;
-  s.epoch = words.epoch;
-  s.expected = words.expected;
-  s.seen = words.seen;
-  s.missing = words.missing;
-  s.code = static_cast<Code>(words.code);
-  s.kind = static_cast<OpKind>(words.kind);
-  s.word = static_cast<Word>(words.word);
-  s.peer = words.peer;
-  s.rank = words.rank;
-  s.expert = words.expert;
-  s.rows = words.rows;
-  s.first_token = words.first_token;
-  s.last_token = words.last_token;
-  wait.text.assign(words.text, strnlen(words.text, sizeof(words.text)));
-  return wait;
+  return SharedWord(segment + kWait + kWord * i);
 }
 
 }  // namespace
 
 void show_identity(std::byte* segment, const Identity& identity) {
-  const IdentityLine line{0,
-                          identity.group,
-                          kWireVersion,
-                          identity.rank,
-                          identity.size,
-                          identity.pid,
-                          identity.slots,
-                          identity.first_op,
-                          identity.first_word,
-                          identity.slot_bytes};
-  constexpr std::size_t kMagicBytes = sizeof(line.magic);
-  std::memcpy(segment + kIdentity + kMagicBytes,
-              reinterpret_cast<const std::byte*>(&line) + kMagicBytes, sizeof(line) - kMagicBytes);
-  std::memcpy(segment + kJob, identity.job.data(), std::min(identity.job.size(), kJobBytes));
-  // publishes: the line and the job's name, to read_identity() of whoever looks.
+  Identity mine = identity;
+  mine.wire_version = kWireVersion;
+  std::memcpy(segment + kIdentity + kWord, &mine, sizeof(mine));
+  // publishes: the identity, to read_identity() of whoever looks; without the order it would take
+  // zeros for one.
   SharedWord(segment + kIdentity).store_release(kMagic);
 }
 
 void show_wait(std::byte* segment, const WaitShown& wait) {
-  const WaitWords words = pack(wait);
-  std::array<std::uint64_t, kWords> values;
-  std::memcpy(values.data(), &words, sizeof(words));
+  WaitShown shown = wait;
+  std::strncpy(shown.text, wait.status.what, sizeof(shown.text) - 1);
+  shown.status.what = nullptr;  // an address of mine
+  WaitWords words;
+  std::memcpy(words.data(), static_cast<const void*>(&shown), sizeof(shown));
   // acquires: nothing; this rank alone writes it.
   const std::uint64_t count = wait_word(segment, 0).load_acquire();
   wait_word(segment, 0).store_release(count + 1);  // publishes: that the rest is in flux
-  for (std::size_t i = 0; i < kWords; ++i) {
+  for (std::size_t i = 0; i < words.size(); ++i) {
     // publishes: with each word, that the count was odd before: a reader of it finds it changed.
-    wait_word(segment, 1 + i).store_release(values[i]);
+    wait_word(segment, 1 + i).store_release(words[i]);
   }
   wait_word(segment, 0).store_release(count + 2);  // publishes: all of them, to read_wait()
 }
 
 bool read_identity(const std::byte* segment, Identity& identity) {
-  IdentityLine line;
-  // acquires: the line and the job's name.
+  // acquires: the identity, from show_identity().
   if (SharedWord(segment + kIdentity).load_acquire() != kMagic) return false;
-  std::memcpy(&line, segment + kIdentity, sizeof(line));
-  if (line.wire_version != kWireVersion) return false;
-  const auto* job = reinterpret_cast<const char*>(segment + kJob);
-  identity = {.group = line.group,
-              .rank = line.rank,
-              .size = line.size,
-              .pid = line.pid,
-              .slots = line.slots,
-              .first_op = line.first_op,
-              .first_word = line.first_word,
-              .slot_bytes = line.slot_bytes,
-              .job = std::string(job, strnlen(job, kJobBytes))};
-  return true;
+  std::memcpy(&identity, segment + kIdentity + kWord, sizeof(identity));
+  identity.job[sizeof(identity.job) - 1] = 0;
+  return identity.wire_version == kWireVersion;
 }
 
 bool read_wait(const std::byte* segment, WaitShown& wait) {
-  // acquires: the words of this count.
+  // acquires: the words of this count, from show_wait().
   const std::uint64_t count = wait_word(segment, 0).load_acquire();
-  std::array<std::uint64_t, kWords> values;
-  for (std::size_t i = 0; i < kWords; ++i) {
+  WaitWords words;
+  for (std::size_t i = 0; i < words.size(); ++i) {
     // acquires: the count at which it was written, which the last look then sees.
-    values[i] = wait_word(segment, 1 + i).load_acquire();
+    words[i] = wait_word(segment, 1 + i).load_acquire();
   }
   // acquires: nothing; it is compared.
   if (count % 2 != 0 || wait_word(segment, 0).load_acquire() != count) return false;
-  WaitWords words;
-  std::memcpy(&words, values.data(), sizeof(words));
-  wait = unpack(words);
+  if (count == 0) {  // never written: `expert` is not 0 then
+    wait = {};
+    return true;
+  }
+  std::memcpy(static_cast<void*>(&wait), words.data(), sizeof(wait));
+  wait.text[sizeof(wait.text) - 1] = 0;
+  wait.status.what = "";
   return true;
 }
 

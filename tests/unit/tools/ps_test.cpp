@@ -98,7 +98,7 @@ TEST(PsTest, TextHasALineForEachRankAndGroup) {
   const std::string text = ps_text(ranks);
   EXPECT_NE(text.find("job 'layer', 2 ranks, group 7\n"), std::string::npos) << text;
   EXPECT_NE(text.find("job 'other', 1 ranks, group 8\n"), std::string::npos) << text;
-  EXPECT_NE(text.find("1.2 s: rank 1, pub is 4, needs 5"), std::string::npos) << text;
+  EXPECT_NE(text.find("1.2 s: rank 1: pub is 4, needs 5"), std::string::npos) << text;
   EXPECT_NE(text.find("none yet"), std::string::npos) << text;
 }
 
@@ -113,7 +113,7 @@ TEST(PsTest, WhoHasGivenUpIsShownAsSuch) {
   EXPECT_NE(ps_text(ranks).find("(left the call 3.4 s ago)"), std::string::npos);
   EXPECT_EQ(verdict(std::vector<RankReport>{ranks[0], waiting(1, 2, 0)}),
             "rank 0 (process 100, sleeping) is waited for: dispatch 9 (epoch 5), tokens published; "
-            "1.2 s: rank 1, pub is 4, needs 5 (left the call 3.4 s ago)\nrank 1 waits");
+            "1.2 s: rank 1: pub is 4, needs 5 (left the call 3.4 s ago)\nrank 1 waits");
   ranks[0].looked_ms = 50;
   EXPECT_EQ(ps_text(ranks).find("left the call"), std::string::npos);
 }

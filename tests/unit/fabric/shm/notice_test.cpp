@@ -22,15 +22,16 @@ class NoticeTest : public testing::Test {
 TEST_F(NoticeTest, TheIdentityComesBack) {
   Identity seen;
   EXPECT_FALSE(read_identity(segment(), seen));
-  show_identity(segment(), {.group = 77,
-                            .rank = 2,
-                            .size = 3,
-                            .pid = 4711,
-                            .slots = 5,
-                            .first_op = 512,
-                            .first_word = 1792,
-                            .slot_bytes = 192,
-                            .job = "a job"});
+  Identity shown{.group = 77,
+                 .rank = 2,
+                 .size = 3,
+                 .pid = 4711,
+                 .slots = 5,
+                 .first_op = 512,
+                 .first_word = 1792,
+                 .slot_bytes = 192};
+  std::strcpy(shown.job, "a job");
+  show_identity(segment(), shown);
   ASSERT_TRUE(read_identity(segment(), seen));
   EXPECT_EQ(seen.group, 77U);
   EXPECT_EQ(seen.rank, 2);
@@ -40,14 +41,24 @@ TEST_F(NoticeTest, TheIdentityComesBack) {
   EXPECT_EQ(seen.first_op, 512U);
   EXPECT_EQ(seen.first_word, 1792U);
   EXPECT_EQ(seen.slot_bytes, 192U);
-  EXPECT_EQ(seen.job, "a job");
+  EXPECT_STREQ(seen.job, "a job");
 }
 
-TEST_F(NoticeTest, LongJobsAreShortened) {
-  show_identity(segment(), {.job = std::string(1000, 'j')});
+// As a rank that lies may show them.
+TEST_F(NoticeTest, TextsEnd) {
+  Identity endless;
+  std::memset(endless.job, 'j', sizeof(endless.job));
+  show_identity(segment(), endless);
   Identity seen;
   ASSERT_TRUE(read_identity(segment(), seen));
-  EXPECT_EQ(seen.job, std::string(192, 'j'));
+  EXPECT_EQ(std::string(seen.job), std::string(127, 'j'));
+  show_wait(segment(), {});
+  std::memset(segment() + 320 + 16, 0xff, 512 - 336);
+  WaitShown wait;
+  ASSERT_TRUE(read_wait(segment(), wait));
+  EXPECT_EQ(std::strlen(wait.text), sizeof(wait.text) - 1);
+  EXPECT_STREQ(wait.status.what, "");
+  EXPECT_EQ(wait.status.message(), "?");
 }
 
 TEST_F(NoticeTest, OtherWireVersionsAreNotRead) {
@@ -76,12 +87,15 @@ TEST_F(NoticeTest, TheWaitComesBack) {
   status.rows = 9;
   status.first_token = 2;
   status.last_token = 8;
-  status.what = "a text that is longer than the 47 characters that there is room for";
-  show_wait(segment(), {.status = status, .since_ns = 99, .looked_ns = 101});
+  status.what =
+      "a text that is longer than what there is room for, which are ninety-five characters and a "
+      "zero "
+      "behind them";
+  show_wait(segment(), {.since_ns = 99, .looked_ns = 101, .status = status});
   ASSERT_TRUE(read_wait(segment(), seen));
   EXPECT_EQ(seen.since_ns, 99U);
   EXPECT_EQ(seen.looked_ns, 101U);
-  EXPECT_EQ(seen.text, std::string(status.what).substr(0, 47));
+  EXPECT_EQ(seen.text, std::string(status.what).substr(0, 95));
   seen.status.what = status.what;
   EXPECT_EQ(seen.status.message(), status.message());
   EXPECT_EQ(seen.status.expert, 6);
@@ -98,7 +112,7 @@ TEST_F(NoticeTest, AWaitIsReadWhole) {
       Status status;
       status.epoch = status.expected = status.seen = status.missing = i;
       status.rows = status.first_token = static_cast<std::uint32_t>(i);
-      show_wait(segment(), {.status = status, .since_ns = i});
+      show_wait(segment(), {.since_ns = i, .status = status});
     }
   });
   int whole = 0;
