@@ -302,6 +302,42 @@ TEST(MembershipTest, WhoDoesNotComeIsNamedAndNothingIsLost) {
   });
 }
 
+// One rank meets at once, the other is in its next operation: its timeout sends it to the meeting.
+TEST(MembershipTest, WhoHearsLaterComesAfterItsTimeout) {
+  for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
+    for (const int early : {0, 1}) {
+      const Problem problem = make_problem({.ranks = 3, .layout = layout});
+      const std::vector<int> statuses =
+          rank_statuses(RankKind::processes, 3, [&](const Bootstrap& bootstrap) {
+            CommunicatorOptions options = options_for(problem);
+            options.timeout = 400ms;
+            Communicator comm = Communicator::create(bootstrap, options);
+            Worker worker(problem, bootstrap.rank, {.layout = layout});
+            ASSERT_TRUE(worker.start_dispatch_when_ready(comm).ok());
+            ASSERT_TRUE(comm.wait(worker.handle, std::chrono::steady_clock::now() + 20s).ok());
+            ASSERT_TRUE(worker.start_combine(comm).ok());
+            ASSERT_TRUE(comm.wait(worker.handle, std::chrono::steady_clock::now() + 20s).ok());
+            if (bootstrap.rank == 2) kill(getpid(), SIGKILL);
+            if (bootstrap.rank != early) {
+              const Status status = worker.dispatch(comm);
+              EXPECT_EQ(status.code, Code::timeout) << status.message();
+              EXPECT_NE(status.missing >> early & 1, 0U) << status.message();
+              comm.release(worker.handle);
+            }
+            comm.update_membership({0, 1});
+            for (int round = 0; round < 3; ++round) {
+              ASSERT_TRUE(worker.start_dispatch_when_ready(comm).ok());
+              ASSERT_TRUE(comm.wait(worker.handle, std::chrono::steady_clock::now() + 20s).ok());
+              ASSERT_TRUE(worker.start_combine(comm).ok());
+              ASSERT_TRUE(comm.wait(worker.handle, std::chrono::steady_clock::now() + 20s).ok());
+              EXPECT_EQ(worker.out_difference(0b100), "");
+            }
+          });
+      EXPECT_EQ(statuses, (std::vector<int>{0, 0, 128 + SIGKILL}));
+    }
+  }
+}
+
 std::string error_of(const std::function<void()>& call) {
   try {
     call();
