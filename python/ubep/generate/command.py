@@ -117,6 +117,14 @@ def join_gloo(args, rank, size, meeting):
     dist.init_process_group("gloo", **how)
 
 
+def leave_gloo():
+    """Ends gloo's threads: those that are left when the interpreter ends can abort the process."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def run_rank(rank, size, args, job=None, meeting=None):
     import tokenizers
     import torch
@@ -149,6 +157,7 @@ def run_rank(rank, size, args, job=None, meeting=None):
         save_routing(args.record, record)
     for exchange in exchanges:
         exchange.close()
+    leave_gloo()
     return check(args, rank, server) if args.check else 0
 
 
