@@ -27,7 +27,20 @@ enum class Code : std::uint8_t {
 };
 
 // The shared word (docs/protocol.md) that a status speaks of.
-enum class Word : std::uint8_t { none, op, pub, out, done, record, state, base, sent, armed };
+enum class Word : std::uint8_t {
+  none,
+  op,
+  pub,
+  out,
+  done,
+  record,
+  state,
+  base,
+  sent,
+  armed,
+  relayed,
+  summed
+};
 
 enum class OpKind : std::uint8_t { none, dispatch, combine };
 

@@ -43,7 +43,10 @@ constexpr bool is_by_expert(Layout layout) { return layout != Layout::rank_major
 //              a window of the source's.
 //   allgather  every token to every rank, partial sums of every token back (rank_major): all-gather
 //              and reduce-scatter.
-enum class Path : std::uint8_t { automatic, read, pull, push, bsp, allgather };
+//   relay      several hosts: a token goes once to each host, to one rank there, where the others
+//              read it (rank_major) or copy it (expert layouts). rank_major: one sum of each host's
+//              rows comes back.
+enum class Path : std::uint8_t { automatic, read, pull, push, bsp, allgather, relay };
 
 // How the owner of pushed rows learns that they have arrived (docs/protocol.md, "Protocols").
 //   put_with_signal  bare rows, then one word that the fabric keeps behind them (`automatic`).
@@ -73,7 +76,10 @@ enum class Store : std::uint8_t { automatic, near, far };
 //   exact     k order (default of expert_major).
 //   per_rank  per-rank partial sums in k order, added in rank order (rank_major: the partial sums
 //             are the owners' rows, so it is implied there).
-enum class Reduction : std::uint8_t { automatic, exact, per_rank };
+//   per_host  rank_major: the owners' rows of each host are summed in rank order, that sum is rounded
+//             like a row, and the hosts' sums are added in order. A host is a run of ranks, one
+//             number behind the other. What `automatic` is where ranks may be on several hosts.
+enum class Reduction : std::uint8_t { automatic, exact, per_rank, per_host };
 
 // Who multiplies rank_major rows by their top-k weights.
 //   kernel  the caller's expert kernel: one output row per received row, already weighted.

@@ -11,7 +11,7 @@ namespace ubep {
 inline constexpr const char* kVersion = "0.1.0";
 
 // Bumped whenever a word, a record or the rendezvous message changes its layout.
-inline constexpr std::uint32_t kWireVersion = 6;
+inline constexpr std::uint32_t kWireVersion = 7;
 
 // The versions of the library in use (not of these headers), its commit, compiler, build type,
 // sanitizers and instruction sets: three lines of text, for `ubep --version` and fault reports.

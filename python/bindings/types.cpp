@@ -21,7 +21,8 @@ void bind_types(nb::module_& module) {
       .value("pull", Path::pull)
       .value("push", Path::push)
       .value("bsp", Path::bsp)
-      .value("allgather", Path::allgather);
+      .value("allgather", Path::allgather)
+      .value("relay", Path::relay);
   nb::enum_<Protocol>(module, "Protocol", "How pushed rows are known to have arrived.")
       .value("automatic", Protocol::automatic)
       .value("put_with_signal", Protocol::put_with_signal)
@@ -38,7 +39,8 @@ void bind_types(nb::module_& module) {
   nb::enum_<Reduction>(module, "Reduction", "What the bits of a combined row depend on.")
       .value("automatic", Reduction::automatic)
       .value("exact", Reduction::exact)
-      .value("per_rank", Reduction::per_rank);
+      .value("per_rank", Reduction::per_rank)
+      .value("per_host", Reduction::per_host);
   nb::enum_<Weighting>(module, "Weighting", "Who multiplies rank_major rows by their weights.")
       .value("kernel", Weighting::kernel)
       .value("owner", Weighting::owner);

@@ -50,6 +50,8 @@ class Path(enum.Enum):
 
     allgather = 5
 
+    relay = 6
+
 class Protocol(enum.Enum):
     """How pushed rows are known to have arrived."""
 
@@ -86,6 +88,8 @@ class Reduction(enum.Enum):
     exact = 1
 
     per_rank = 2
+
+    per_host = 3
 
 class Weighting(enum.Enum):
     """Who multiplies rank_major rows by their weights."""

@@ -141,6 +141,15 @@ GroupConfig make_config(const CommunicatorOptions& o, int size) {
   return config;
 }
 
+void let_span_hosts(const CommunicatorOptions& options, GroupConfig& config) {
+  check_flag("protocol", options.protocol > Protocol::put_with_signal, false,
+             "ranks of one host (no Bootstrap::address)");
+  config.push = true;
+  config.returns = true;
+  config.relay = true;
+  config.stage_pushed = true;
+}
+
 void check_rows(const ConstRows& rows, const char* argument, const GroupConfig& config) {
   if (rows.dtype > DType::u8) refuse("{}.dtype is {}, expected 0..3", argument, int(rows.dtype));
   if (rows.num_rows < 0 || rows.num_rows > kMostRows) {
@@ -263,10 +272,13 @@ namespace {
 void check_path(const DispatchOptions& o, const GroupConfig& config) {
   const bool rank_major = o.layout == Layout::rank_major;
   check_flag("path read", o.path == Path::read, rank_major, "rank_major");
+  check_flag("path read", o.path == Path::read, !config.relay, "ranks of one host");
+  check_flag("by_expert", o.by_expert, !config.relay, "ranks of one host");
   check_flag("path push", o.path == Path::push, config.push, "CommunicatorOptions::push");
   check_flag("path bsp", o.path == Path::bsp, config.bsp, "CommunicatorOptions::bsp");
   check_flag("path bsp", o.path == Path::bsp, o.layout == Layout::expert_major, "expert_major");
   check_flag("path allgather", o.path == Path::allgather, rank_major, "rank_major");
+  check_flag("path relay", o.path == Path::relay, config.relay, "Bootstrap::address");
 }
 
 }  // namespace
@@ -275,25 +287,33 @@ ResolvedOptions resolve(const DispatchOptions& options, const GroupConfig& confi
                         const PathFacts& facts) {
   DispatchOptions o = options;
   if (o.layout > Layout::expert_padded) refuse("layout is {}, expected 0..2", int(o.layout));
-  if (o.path > Path::allgather) refuse("path is {}, expected 0..5", int(o.path));
-  if (o.reduction > Reduction::per_rank) refuse("reduction is {}, expected 0..2", int(o.reduction));
+  if (o.path > Path::relay) refuse("path is {}, expected 0..6", int(o.path));
+  if (o.reduction > Reduction::per_host) refuse("reduction is {}, expected 0..3", int(o.reduction));
   if (o.weighting > Weighting::owner) refuse("weighting is {}, expected 0..1", int(o.weighting));
   const bool rank_major = o.layout == Layout::rank_major;
   const PathChoice choice = choose_path(o, facts);
   o.path = choice.path;
   check_path(o, config);
-  const bool pull = o.path == Path::pull || o.path == Path::push;
-  check_flag("topk1", o.topk1, rank_major && pull, "rank_major on pull or push");
+  const bool pull = o.path == Path::pull || o.path == Path::push || o.path == Path::relay;
+  check_flag("topk1", o.topk1, rank_major && pull && o.path != Path::relay,
+             "rank_major on pull or push");
   check_flag("contiguous", o.contiguous, rank_major && o.path != Path::read,
-             "rank_major on pull, push or allgather");
+             "rank_major on pull, push, relay or allgather");
   check_flag("in_place", o.in_place, pull && o.weighting == Weighting::kernel,
-             "pull or push and weighting by the kernel");
+             "pull, push or relay and weighting by the kernel");
   check_flag("mapped_view", o.mapped_view, o.path == Path::read, "rank_major on read");
   check_flag("by_expert", o.by_expert, !rank_major, "expert layouts");
   check_flag("weighting owner", o.weighting == Weighting::owner, rank_major, "rank_major");
   check_flag("reduction exact", o.reduction == Reduction::exact, !rank_major, "expert layouts");
+  const bool by_host = rank_major && config.relay && !o.topk1;
+  check_flag("reduction per_host", o.reduction == Reduction::per_host, by_host,
+             "rank_major without topk1 where ranks may be on several hosts");
+  check_flag("reduction per_rank", o.reduction == Reduction::per_rank,
+             !rank_major || o.path != Path::relay, "paths other than relay");
   if (o.reduction == Reduction::automatic) {
-    o.reduction = rank_major ? Reduction::per_rank : Reduction::exact;
+    o.reduction = by_host      ? Reduction::per_host
+                  : rank_major ? Reduction::per_rank
+                               : Reduction::exact;
   }
   const bool packed = o.layout == Layout::expert_major;
   check_range("expert_alignment", o.expert_alignment, 1, packed ? kMaxAlignment : 1);

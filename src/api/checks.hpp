@@ -13,6 +13,9 @@ namespace ubep {
 
 // Checks the options and derives what all ranks agree on.
 GroupConfig make_config(const CommunicatorOptions& options, int size);
+// For ranks that may be on several hosts: rows are put into inboxes on all ways, and need to know
+// nothing of other ranks' first.
+void let_span_hosts(const CommunicatorOptions& options, GroupConfig& config);
 // Returns it with its members in order.
 Bootstrap check_bootstrap(const Bootstrap& bootstrap);
 // Members of the job of `bootstrap`, not empty. Returns them in order.

@@ -24,6 +24,7 @@ struct PathChoice {
 struct PathFacts {
   Store store = Store::far;
   bool push = false;        // there are inboxes
+  bool hosts = false;       // some peers' memory is not mapped here
   std::uint64_t bytes = 0;  // of this rank's tokens
 };
 PathChoice choose_path(const DispatchOptions& options, const PathFacts& facts);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/host_map.hpp"
 #include "ubep/types.hpp"
 
 namespace ubep {
@@ -42,6 +43,7 @@ struct LaneRates {
 
 struct FabricFacts {
   bool mapped = false;             // acquire() is an address computation
+  HostMap hosts;                   // where that is so only among ranks of one host; else empty
   bool moves_rows = true;          // false: rows have addresses, but nothing lies there
   std::uint32_t atomic_bytes = 8;  // aligned stores of this size are never torn
   bool ordered_stores = false;     // a release store becomes visible after all stores before it

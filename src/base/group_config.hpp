@@ -79,6 +79,7 @@ struct GroupConfig {
   bool bsp = false;              // with room for the windows of bsp
   bool stage_pushed = false;     // pushed rows of expert layouts go to blocks by source
   bool returns = false;          // outputs come back into inboxes on every path but allgather
+  bool relay = false;            // with room for what is relayed between hosts
   Protocol protocol = Protocol::put_with_signal;  // of pushed rows
   int checksum_rows = 0;                          // of a batch; 0 = all rows of a message
   ExpertMap experts;

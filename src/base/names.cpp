@@ -37,7 +37,7 @@ std::string value_name(const std::string_view field, std::uint64_t value) {
   if (field == "layout") return name(static_cast<Layout>(value));
   if (field == "dtype") return name(static_cast<DType>(value));
   if (field == "quant") return name(static_cast<Quant>(value));
-  if (field == "reduction") return pick(value, {"auto", "exact", "per_rank"});
+  if (field == "reduction") return pick(value, {"auto", "exact", "per_rank", "per_host"});
   return std::to_string(value);
 }
 
@@ -48,7 +48,7 @@ const char* name(Layout value) {
   return pick(value, {"rank_major", "expert_major", "expert_padded"});
 }
 const char* name(Path value) {
-  return pick(value, {"auto", "read", "pull", "push", "bsp", "allgather"});
+  return pick(value, {"auto", "read", "pull", "push", "bsp", "allgather", "relay"});
 }
 const char* name(Protocol value) {
   return pick(value,
@@ -62,7 +62,8 @@ const char* name(Quant value) {
 const char* name(OpKind value) { return pick(value, {"operation", "dispatch", "combine"}); }
 const char* name(Word value) {
   return pick(value,
-              {"none", "op", "pub", "out", "done", "record", "state", "base", "sent", "armed"});
+              {"none", "op", "pub", "out", "done", "record", "state", "base", "sent", "armed",
+               "relayed", "summed"});
 }
 const char* name(Code value) {
   return pick(value, {"ok", "not_ready", "slot_busy", "timeout", "peer_lost", "mismatch", "corrupt",

@@ -29,6 +29,7 @@ OpLine EngineImpl<F>::next_line(const HandleState& h, OpKind kind, const ConstRo
   }
   line.topk1 = options.topk1 ? 1 : 0;
   line.path = options.path;
+  line.relay_shift = h.routed->relay_shift;
   line.contiguous = options.contiguous ? 1 : 0;
   line.alignment = static_cast<std::uint16_t>(options.expert_alignment);
   line.capacity = static_cast<std::uint32_t>(options.expert_capacity);
@@ -91,13 +92,17 @@ void EngineImpl<F>::tell_peer(Op& op, int r) {
   std::size_t count = 1;
   if (dispatching && !op.cached) {
     const SendPlan& plan = routed.send;
-    ranges[count++] = {own().offsets(slot).offset + rank * 4, 8};
-    ranges[count++] = own().entries(slot, plan.off[rank], plan.off[rank + 1] - plan.off[rank]);
+    const auto [first, end] = told_ranks(op, r);
+    const std::uint32_t begin = plan.off[static_cast<std::size_t>(first)];
+    ranges[count++] = {own().offsets(slot).offset + static_cast<std::uint64_t>(first) * 4,
+                       (static_cast<std::uint64_t>(end - first) + 1) * 4};
+    ranges[count++] =
+        own().entries(slot, begin, plan.off[static_cast<std::size_t>(end)] - begin);
     if (config_.push && is_by_expert(routed.shape.layout)) {
       ranges[count++] = own().counts(slot, plan.group_rows.size());
     }
   }
-  fabric_.replicate(r, std::span(ranges.data(), count));
+  if (!maps(r)) fabric_.replicate(r, std::span(ranges.data(), count));
   if (op.tell_shares == 0 || !dispatching || !is_bulk(routed)) return;
   if (routed.outgoing[rank].num_rows() == 0) return;
   // publishes: all my rows of this epoch, to has_sent() and look_for_rows() of their owner.
@@ -175,17 +180,20 @@ void EngineImpl<F>::give_up_on(Op& op, int q) {
   op.waiting.erase(q);
   op.absent.insert(q);
   abandon_fetches(op, q);
+  if (op.line.kind == OpKind::dispatch && is_relayed(*op.handle->routed, q)) refuse_source(op, q);
   report_loss(op, q);
 }
 
+// Once for each rank; how: of one that is not known to be lost.
 template <Fabric F>
-void EngineImpl<F>::report_loss(Op& op, int q) {
+void EngineImpl<F>::report_loss(Op& op, int q, const char* how) {
   if (reported_.contains(q)) return;
   reported_.insert(q);
   if (op.status.ok()) {
     op.status = status_of(op, Code::peer_lost);
     op.status.peer = static_cast<std::int16_t>(q);
-    op.status.what = how_lost_[static_cast<std::size_t>(q)];
+    const char* known = how_lost_[static_cast<std::size_t>(q)];
+    op.status.what = known != nullptr ? known : how;
   }
   op.status.missing |= low_bit(q);
 }

@@ -34,11 +34,13 @@ Status EngineImpl<F>::start_combine(HandleState& h, const CombineArgs& args) {
   set_rows(op, args.out);
   op.line.unweighted = args.unweighted ? 1 : 0;
   op.line.by_expert = args.by_expert ? 1 : 0;
+  if (relays(*h.routed)) note_lacking(op);
   h.kind = OpKind::combine;
   slot_of(h).combining = true;
   h.state.store_release(HandleState::pending);  // publishes: nothing; this thread starts it
   h.valid.assign(plan.num_tokens, 1);
   op.waiting = plan.owners;
+  if (sums_by_host(*h.routed)) begin_sums(op);
   layout_bases(op);
   order_.push_back(&op);
   split_roles(op);
@@ -266,8 +268,7 @@ int EngineImpl<F>::advance_combine(Op& op) {
     ++done;
     // publishes: who is absent, to gather_token() on any lane, before `ready` says so of them.
     op.lost.store_release(op.absent);
-    RankSet ready = h.routed->send.owners;
-    ready -= op.waiting;
+    const RankSet ready = ready_owners(op);
     // publishes: the bases of these owners, to gather_token() on any lane; without the order it
     // would take addresses from half a table.
     op.ready.store_release(ready);
@@ -283,7 +284,9 @@ int EngineImpl<F>::advance_combine(Op& op) {
     op.placed = true;
     ++done;
   }
-  if (op.published && op.sent && op.placed && op.waiting.empty() && op.receive.idle()) {
+  if (!op.relaying.empty()) done += advance_sums(op);
+  if (op.published && op.sent && op.placed && op.waiting.empty() && op.receive.idle() &&
+      op.relaying.empty()) {
     // publishes: all my reads of this epoch are over, to next_slot() of every peer; without the
     // order they would overwrite rows that are still being summed.
     if (encoded) tidy_returned(op);
@@ -311,6 +314,9 @@ bool EngineImpl<F>::advance_owner(Op& op, int q) {
     if (by_expert) op.early.insert(q);
     return op.sent;
   }
+  if (is_relayed(*op.handle->routed, q) && sums_by_host(*op.handle->routed)) {
+    return advance_gateway(op, q);
+  }
   const std::uint64_t out = layout(q).out(op.handle->slot);
   if (stage == Op::kOpLine && agree_on_op(op, q)) {
     stage = Op::kAnnouncement;
@@ -326,7 +332,16 @@ bool EngineImpl<F>::advance_owner(Op& op, int q) {
     stage = Op::kRecord;
   }
   if (stage != Op::kRecord) return false;
-  if (op.early.contains(q)) return true;
+  if (op.theirs[static_cast<std::size_t>(q)].lacks != 0) {
+    RankSet lacking;
+    if (!read_missing(op, q, lacking)) return false;
+    if (lacking.contains(rank_)) {
+      op.absent.insert(q);
+      report_loss(op, gateway_to(*op.handle->routed, hosts_.host_of(q)), "it did not relay my rows");
+      return true;
+    }
+  }
+  if (op.early.contains(q) || op.helpers.contains(q)) return true;
   if (!returns(*op.handle->routed)) return read_bases(op, q);
   find_window_bases(op, q);
   return true;
@@ -515,7 +530,7 @@ template <Fabric F>
 void EngineImpl<F>::let_go(const Op& op, std::uint32_t token) {
   const HandleState& h = *op.handle;
   const bool encoded = returns_encoded(*h.routed);
-  if (returns(*h.routed) && !encoded) return;
+  if ((returns(*h.routed) && !encoded) || sums_by_host(*h.routed)) return;
   const SendPlan& plan = h.routed->send;
   for (std::uint32_t i = plan.ref_begin[token]; i < plan.ref_begin[token + 1]; ++i) {
     const RowRef ref = plan.refs[i];

@@ -95,6 +95,7 @@ Status EngineImpl<F>::start_dispatch(const Input& in, const RoutingView& routing
   routed.shape.topk = routing.topk;
   make_send_plan(routing, config_.experts, routed.shape, rank_, routed.send);
   if (pushes(routed)) plan_outgoing(routed);
+  if (relays(routed)) plan_relay(routed);
   map_view(options, static_cast<int>(epoch % slots_.size()));
   routed.origin = epoch;
   begin_dispatch(in, handle, false);
@@ -163,8 +164,10 @@ void EngineImpl<F>::begin_dispatch(const Input& in, HandleState& h, bool cached)
     write_record(h);
     h.routed->receive.sources.resize(static_cast<std::size_t>(config_.size));
     h.routed->first_entry.resize(static_cast<std::size_t>(config_.size));
+    h.routed->relayed.assign(relays(*h.routed) ? static_cast<std::size_t>(config_.size) : 0, {});
   }
-  if (pushes(*h.routed) && !h.encoder.is_plain()) begin_encoding(op);
+  const bool encodes_first = pushes(*h.routed) || relays(*h.routed);
+  if (encodes_first && !h.encoder.is_plain()) begin_encoding(op);
   if (arms_ && h.routed->options.path == Path::push) mark_rows(op);
   const bool bulk = is_bulk(*h.routed);
   if (!bulk) add_shares(op);
@@ -175,6 +178,9 @@ void EngineImpl<F>::begin_dispatch(const Input& in, HandleState& h, bool cached)
   if (pushes(*h.routed)) {
     if (op.published) (void)announce_rows(op);
     if (!op.encoding) (void)push_windows(op);
+  } else if (relays(*h.routed)) {
+    if (!op.encoding) add_relay_tiles(op);
+    (void)announce_rows(op);
   } else {
     add_token_tiles(op, in_slot);
     (void)announce_rows(op);
@@ -217,7 +223,7 @@ template <Fabric F>
 void EngineImpl<F>::stage_rows(HandleState& h) {
   const std::uint64_t bytes = h.encoder.layout().bytes;
   const std::uint64_t stride = round_up(bytes, kLineBytes);
-  const bool in_slot = h.store == Store::near && !pushes(*h.routed);
+  const bool in_slot = h.store == Store::near && !pushes(*h.routed) && !relays(*h.routed);
   const auto tokens = static_cast<std::uint64_t>(h.x.num_rows);
   const std::byte* place =
       in_slot ? fabric_.claim(own().x(h.slot, stride, 0, tokens)) : slot_of(h).area->x.data();
@@ -225,7 +231,7 @@ void EngineImpl<F>::stage_rows(HandleState& h) {
                   static_cast<std::int64_t>(stride));
 }
 
-// push: all own rows before any of them is sent, since a token may go to several ranks.
+// push, relay: all own rows before any of them is sent, since a token may go to several places.
 template <Fabric F>
 void EngineImpl<F>::begin_encoding(Op& op) {
   const std::uint64_t bytes = op.line.tokens * op.handle->encoder.source_bytes();
@@ -240,7 +246,7 @@ void EngineImpl<F>::begin_encoding(Op& op) {
 template <Fabric F>
 void EngineImpl<F>::end_encoding(Op& op) {
   op.encoding = false;
-  (void)push_windows(op);
+  relays(*op.handle->routed) ? add_relay_tiles(op) : (void)push_windows(op);
 }
 
 template <Fabric F>
@@ -330,10 +336,11 @@ int EngineImpl<F>::send_tokens(Op& op, Tile& tile) {
 // Once all own rows are stored, where peers read them. Returns whether it told so now.
 template <Fabric F>
 int EngineImpl<F>::announce_rows(Op& op) {
-  const bool stored = pushes(*op.handle->routed) || op.send.idle();
+  const bool stored = pushes(*op.handle->routed) || (op.send.idle() && !op.encoding);
   if (op.announced || !stored) return 0;
   if (!op.tell.idle()) return 0;
   if (!op.published) publish(op);
+  if (relays(*op.handle->routed)) tell_gateways(op);
   // publishes: record and x rows of this epoch, to advance_source() of every peer; without the
   // order a peer would compute with the rows of an earlier epoch.
   fabric_.store_flag(own().pub(op.handle->slot), op.line.epoch);
@@ -382,7 +389,10 @@ int EngineImpl<F>::advance_dispatch(Op& op) {
     ++done;
   });
   if (failed_.ok() && !op.sent && op.announced) done += find_bases(op);
-  if (failed_.ok() && !op.coming.empty()) done += look_for_rows(op);
+  if (failed_.ok() && !op.relaying.empty()) done += serve_sources(op);
+  if (failed_.ok() && !op.coming.empty()) {
+    done += relays(*h.routed) ? look_for_relayed(op) : look_for_rows(op);
+  }
   if (failed_.ok() && op.decoding.meets(lost_)) done += look_at_lost_sources(op);
   if (!failed_.ok()) return done;
   // Replacing a repeated plan: no lane may still be at work by the old one.
@@ -397,7 +407,8 @@ int EngineImpl<F>::advance_dispatch(Op& op) {
     ++done;
   }
   add_copies(op);
-  if (op.placed && op.sent && op.coming.empty() && op.receive.idle() && op.count.idle()) {
+  if (op.placed && op.sent && op.coming.empty() && op.relaying.empty() && op.receive.idle() &&
+      op.count.idle()) {
     if (decodes_) tidy_windows(h);
     if (!op.by_expert) show_received(op);
     report_overflow(op);
@@ -433,7 +444,7 @@ bool EngineImpl<F>::advance_source(Op& op, int q, bool quietly) {
     if (read_record_head(op, q, quietly)) stage = Op::kRecord;
   }
   if (stage == Op::kRecord && read_record(op, q, quietly)) stage = Op::kCounts;
-  return stage == Op::kCounts && read_counts(op, q);
+  return stage == Op::kCounts && read_counts(op, q) && read_relayed(op, q, quietly);
 }
 
 // Only a source that sums its bases itself needs the counts of others.
@@ -468,13 +479,18 @@ bool EngineImpl<F>::read_record_head(Op& op, int q, bool quietly) {
       routed.first_entry[static_cast<std::size_t>(q)] = span[0];
     return true;
   }
+  return refuse_record(op, q, {"record offset", most, span[1]}, quietly);
+}
+
+template <Fabric F>
+bool EngineImpl<F>::refuse_record(Op& op, int q, const OpDifference& found, bool quietly) {
   if (quietly) return doubt(op);
   Status status = status_of(op, Code::corrupt);
   status.peer = static_cast<std::int16_t>(q);
   status.word = Word::record;
-  status.what = "record offset";
-  status.seen = span[1];
-  status.expected = most;
+  status.what = found.field;
+  status.expected = found.mine;
+  status.seen = found.theirs;
   fail(status);
   return false;
 }
@@ -495,16 +511,7 @@ bool EngineImpl<F>::read_record(Op& op, int q, bool quietly) {
                                 .tokens = op.theirs[static_cast<std::size_t>(q)].tokens,
                                 .topk = op.line.topk,
                                 .layout = op.line.layout});
-  if (found.field == nullptr) return true;
-  if (quietly) return doubt(op);
-  Status status = status_of(op, Code::corrupt);
-  status.peer = static_cast<std::int16_t>(q);
-  status.word = Word::record;
-  status.what = found.field;
-  status.expected = found.mine;
-  status.seen = found.theirs;
-  fail(status);
-  return false;
+  return found.field == nullptr || refuse_record(op, q, found, quietly);
 }
 
 }  // namespace ubep

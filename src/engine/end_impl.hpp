@@ -8,9 +8,9 @@ namespace ubep {
 // Ends an operation undone, once no lane holds a tile of it.
 template <Fabric F>
 int EngineImpl<F>::retire(Op& op, const Status& status) {
-  for (TileBoard* board : {&op.tell, &op.count, &op.send, &op.receive}) board->drop();
-  const auto idle = [](const TileBoard& board) { return board.idle(); };
-  if (!idle(op.tell) || !idle(op.count) || !idle(op.send) || !idle(op.receive)) return 0;
+  const std::array boards = {&op.tell, &op.count, &op.send, &op.receive, &op.relay};
+  for (TileBoard* board : boards) board->drop();
+  if (!std::all_of(boards.begin(), boards.end(), [](TileBoard* b) { return b->idle(); })) return 0;
   abandon_fetches(op);
   op.status = status;
   std::fill(op.handle->valid.begin(), op.handle->valid.end(), std::uint8_t{0});
@@ -41,7 +41,7 @@ void EngineImpl<F>::abandon_fetches(const Op& op) {
 
 template <Fabric F>
 void EngineImpl<F>::abandon_fetches(const Op& op, int q) {
-  if (fabric_.facts().mapped) return;
+  if (maps(q)) return;
   const SegmentLayout& l = layout(q);
   fabric_.abandon(q, {l.op(op.line.seq), sizeof(OpLine)});
   for (const Range& range : l.slot_areas(op.handle->slot)) fabric_.abandon(q, range);
@@ -95,6 +95,7 @@ void EngineImpl<F>::release(HandleState& handle) {
   if (op != nullptr) {
     op->count.drop();
     op->receive.drop();
+    op->relay.drop();
     abandon_fetches(*op);
     // Own rows need nobody, their source may be gone afterwards, and peers still count on them.
     (void)run_send_tiles(*op);
@@ -110,6 +111,7 @@ void EngineImpl<F>::release(HandleState& handle) {
     finish_telling(*op);
     (void)(handle.kind == OpKind::combine ? announce_outputs(*op) : announce_rows(*op));
     if (handle.kind == OpKind::combine) slot_of(handle).back_dirty = true;
+    if (relays(*handle.routed)) refuse_sources(*op);
     finish(*op);
     handle.kind = OpKind::none;  // nothing to poll or wait for any more
   }

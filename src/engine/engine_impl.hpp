@@ -1,5 +1,6 @@
 // The engine over any fabric. The bodies: roles_impl.hpp, agree_impl.hpp, dispatch_impl.hpp,
-// push_impl.hpp, slices_impl.hpp, wire_impl.hpp, place_impl.hpp, combine_impl.hpp and end_impl.hpp.
+// push_impl.hpp, slices_impl.hpp, relay_impl.hpp, wire_impl.hpp, place_impl.hpp, combine_impl.hpp and
+// end_impl.hpp.
 //
 // To add a fabric: satisfy fabric/concept.hpp and instantiate EngineImpl in one .cpp.
 #pragma once
@@ -134,7 +135,7 @@ class EngineImpl final : public Engine {
   };
   bool announced(Op& op, int q, Awaited word, bool quietly = false);
   void give_up_on(Op& op, int q);
-  void report_loss(Op& op, int q);
+  void report_loss(Op& op, int q, const char* how = nullptr);
   bool agree_on_op(Op& op, int q, bool quietly = false);
   OpLine next_line(const HandleState& h, OpKind kind, const ConstRows& rows);
   void publish(Op& op);
@@ -170,6 +171,7 @@ class EngineImpl final : public Engine {
   bool read_record_head(Op& op, int q, bool quietly);
   bool read_record(Op& op, int q, bool quietly);
   bool read_counts(Op& op, int q);
+  bool refuse_record(Op& op, int q, const OpDifference& found, bool quietly);
   int encode_tokens(Op& op, Tile& tile);
   void encode_token(const HandleState& h, std::uint32_t token);
   int send_tokens(Op& op, Tile& tile);
@@ -269,11 +271,61 @@ class EngineImpl final : public Engine {
   bool tell_rows(Op& op);
   void tell_rows_unfenced(Op& op);
 
+  // relay_impl.hpp
+  bool maps(int q) const {
+    return fabric_.facts().mapped || (is_grouped_ && hosts_.same(q, rank_));
+  }
+  static bool relays(const Routed& r) { return r.options.path == Path::relay; }
+  // One row for each (token, host) comes back.
+  static bool sums_by_host(const Routed& r) {
+    return relays(r) && r.options.layout == Layout::rank_major;
+  }
+  // Rows are read where they are, or where their gateway has them.
+  static bool reads_in_place(const DispatchOptions& o) {
+    return o.path == Path::read || (o.path == Path::relay && o.layout == Layout::rank_major &&
+                                    !o.contiguous && !o.in_place);
+  }
+  bool is_relayed(const Routed& r, int q) const { return relays(r) && !hosts_.same(q, rank_); }
+  int my_host() const { return hosts_.host_of(rank_); }
+  int gateway_of(const Op& op, int q) const {  // for what q has for this host
+    return hosts_.gateway(q, my_host(), op.theirs[static_cast<std::size_t>(q)].relay_shift);
+  }
+  int gateway_to(const Routed& r, int host) const {
+    return hosts_.gateway(rank_, host, r.relay_shift);
+  }
+  void plan_relay(Routed& routed);
+  bool reaches_all(int shift) const;
+  void add_relay_tiles(Op& op);
+  int relay_rows(Op& op, Tile& tile);
+  void tell_gateways(const Op& op);
+  std::array<int, 2> told_ranks(const Op& op, int r) const;
+  bool read_relayed(Op& op, int q, bool quietly);
+  int look_for_relayed(Op& op);
+  int serve_sources(Op& op);
+  void refuse_sources(const Op& op);
+  void refuse_source(const Op& op, int q);
+  const std::byte* no_row(HandleState& h);
+  const std::byte* relayed_rows(const Op& op, int q, std::uint64_t token, std::uint64_t count);
+  void begin_sums(Op& op);
+  bool advance_gateway(Op& op, int q);
+  bool take_missing(Op& op, int q, bool all);
+  RankSet ready_owners(const Op& op) const;
+  int advance_sums(Op& op);
+  void note_lacking(Op& op);
+  void write_missing(const Op& op, const RankSet& missing, int to);
+  bool read_missing(Op& op, int q, RankSet& missing);
+  bool read_sum_bases(Op& op, int q);
+  void tell_sums(Op& op, int q);
+  int sum_relayed(Op& op, Tile& tile);
+  int reduce_by_host(Op& op, Tile& tile, int lane);
+  bool gather_hosts(Op& op, std::uint32_t token, std::byte* scratch, struct TokenRows& rows);
+
   // combine_impl.hpp
   // Owners put outputs into the sources' inboxes, instead of being read.
   bool returns(const Routed& r) const {
     return r.options.path == Path::bsp ||
-           (config_.returns && !r.shape.every_token && r.options.layout != Layout::expert_padded);
+           (config_.returns && !r.shape.every_token && r.options.layout != Layout::expert_padded &&
+            !sums_by_host(r));
   }
   void bind_outputs(Op& op, const ConstRows& y);
   void begin_publishing(Op& op);
@@ -313,11 +365,14 @@ class EngineImpl final : public Engine {
   bool made_together_;
   bool told_armed_;
   int rank_;
+  HostMap hosts_;
+  bool is_grouped_;  // memory is mapped inside of each host, and not between them
   std::vector<SegmentLayout> layouts_;
   std::vector<Slot> slots_;
   std::vector<PrivateArea> areas_;  // as many as slots
   PrivateRows scratch_;             // [kMaxLanes] rows of a token, out of their blocks
   std::size_t scratch_bytes_ = 0;
+  PrivateRows host_sums_;  // [kMaxLanes x hosts] rows of a token
   std::vector<PrivateArea*> free_areas_;  // the last one given back is the first to be taken
   std::array<const std::byte*, kMaxSlots> mapped_views_ = {};  // all ranks' x of a slot
   std::vector<std::unique_ptr<Op>> ops_;                       // in no order; `order_` is
@@ -363,6 +418,8 @@ EngineImpl<F>::EngineImpl(F& fabric, const EngineOptions& options)
       made_together_(options.made_together),
       told_armed_(options.made_together),
       rank_(fabric.rank()),
+      hosts_(fabric.facts().hosts.empty() ? HostMap(config_.size) : fabric.facts().hosts),
+      is_grouped_(!fabric.facts().hosts.empty()),
       slots_(static_cast<std::size_t>(config_.slots)),
       first_(options.epoch),
       seq_(options.epoch),
@@ -388,6 +445,11 @@ EngineImpl<F>::EngineImpl(F& fabric, const EngineOptions& options)
     how_lost_[static_cast<std::size_t>(r)] = "absent";
   }
   if (config_.push) begin_windows(options.epoch);
+  if (is_grouped_) {
+    host_sums_ = PrivateRows(
+        kMaxLanes * static_cast<std::size_t>(hosts_.num_hosts()) * config_.max_stride,
+        PrivateRows::Use::sparse);
+  }
 }
 
 // One is free when a slot is. That of the last lease is most likely still in the caches: with one
@@ -419,7 +481,8 @@ Op& EngineImpl<F>::free_op() {
     if (op->line.kind != OpKind::none) continue;
     op->cached = op->encoding = op->announced = op->sent = op->placed = op->by_expert = false;
     for (RankSet* set : {&op->absent, &op->unplaced, &op->pushers, &op->coming, &op->unsent,
-                         &op->decoding, &op->targets, &op->copying, &op->early}) {
+                         &op->decoding, &op->targets, &op->copying, &op->early, &op->relaying,
+                         &op->summing, &op->helpers}) {
       set->clear();
     }
     op->status = {};
@@ -434,6 +497,7 @@ Op& EngineImpl<F>::free_op() {
     op->count.clear();
     op->send.clear();
     op->receive.clear();
+    op->relay.clear();
     op->copied.store_release(0);                // publishes: nothing; no tile is out yet
     op->unpublished.store_release(0);           // publishes: nothing; likewise
     op->lost.store_release(op->absent);         // publishes: nothing, the set is empty; likewise
@@ -468,6 +532,7 @@ int EngineImpl<F>::run_send_tiles(Op& op) {
   return op.send.run([&](Tile& tile) {
     if (op.line.kind == OpKind::combine) return send_outputs(op, tile);
     if (op.encoding) return encode_tokens(op, tile);
+    if (relays(*op.handle->routed)) return relay_rows(op, tile);
     return pushes(*op.handle->routed) ? push_rows(op, tile) : send_tokens(op, tile);
   });
 }
@@ -475,7 +540,9 @@ int EngineImpl<F>::run_send_tiles(Op& op) {
 template <Fabric F>
 int EngineImpl<F>::run_receive_tiles(Op& op, int lane) {
   return op.receive.run([&](Tile& tile) {
-    return op.line.kind == OpKind::dispatch ? pull_rows(op, tile) : reduce_tokens(op, tile, lane);
+    if (op.line.kind == OpKind::dispatch) return pull_rows(op, tile);
+    return op.line.reduction == Reduction::per_host ? reduce_by_host(op, tile, lane)
+                                                    : reduce_tokens(op, tile, lane);
   });
 }
 
@@ -514,6 +581,7 @@ Status EngineImpl<F>::not_ready(OpKind kind, const char* what) const {
 #include "engine/end_impl.hpp"       // IWYU pragma: export
 #include "engine/place_impl.hpp"     // IWYU pragma: export
 #include "engine/push_impl.hpp"      // IWYU pragma: export
+#include "engine/relay_impl.hpp"     // IWYU pragma: export
 #include "engine/roles_impl.hpp"     // IWYU pragma: export
 #include "engine/slices_impl.hpp"    // IWYU pragma: export
 #include "engine/wire_impl.hpp"      // IWYU pragma: export

@@ -11,6 +11,7 @@
 #include "memory/lane_set.hpp"
 #include "memory/word.hpp"
 #include "plan/receive_plan.hpp"
+#include "plan/relay_plan.hpp"
 #include "plan/send_plan.hpp"
 #include "ubep/combine.hpp"
 #include "ubep/dispatch.hpp"
@@ -34,6 +35,10 @@ struct Routed {
   std::vector<SourceRows> outgoing;                // [R] own rows for each owner
   std::vector<std::vector<std::uint32_t>> counts;  // [R] rows of each source by expert position
   std::vector<std::uint32_t> first_entry;          // [R] of this rank at each source
+  // relay
+  HostTokens host_tokens;
+  std::uint8_t relay_shift = 0;
+  std::vector<RelayedRows> relayed;  // [R] of sources that this rank is the gateway of
 };
 
 // One dispatch of several that make a layer; all 0 of one that is alone.

@@ -34,6 +34,7 @@ struct Op {
   explicit Op(int ranks)
       : send(kTilesForAll + tiles(ranks)),
         receive(kTilesForAll + tiles(ranks)),
+        relay(tiles(ranks)),
         waiting(ranks),
         absent(ranks),
         stage(static_cast<std::size_t>(ranks)),
@@ -44,6 +45,9 @@ struct Op {
         coming(ranks),
         unsent(ranks),
         decoding(ranks),
+        relaying(ranks),
+        summing(ranks),
+        helpers(ranks),
         targets(ranks),
         copying(ranks),
         left(static_cast<std::size_t>(ranks)),
@@ -71,6 +75,7 @@ struct Op {
 
   TileBoard send;          // own rows or outputs into the segment
   TileBoard receive;       // peers' rows out of theirs
+  TileBoard relay;         // sums for sources of other hosts
   bool published = false;  // the op line is
   bool announced = false;  // pub or out is stored
   bool sent = false;       // and nothing of mine is left to store
@@ -91,6 +96,11 @@ struct Op {
   RankSet coming;    //   have not said that all are there,
   RankSet unsent;    //   or were lost before they could
   RankSet decoding;  // ranks whose rows, or outputs, tell themselves that they are here
+  // relay
+  RankSet relaying;  // sources that I have still to serve as their gateway,
+  RankSet summing;   //   and of a combine: whose sums are on the board
+  RankSet helpers;   // combine: ranks of this host whose outputs only those sums need
+  std::vector<std::uint32_t> sum_bases;  // [R x ranks of this host] where sources' rows begin
   // Slices: owners whose rows they hold, and the order.
   RankSet targets;
   Schedule schedule;

@@ -35,7 +35,7 @@ void EngineImpl<F>::bind_rows(Op& op) {
 template <Fabric F>
 bool EngineImpl<F>::copies_at_once(const HandleState& h) const {
   const DispatchOptions& o = h.routed->options;
-  return o.path != Path::read && o.layout == Layout::rank_major && !o.contiguous && !o.in_place;
+  return !reads_in_place(o) && o.layout == Layout::rank_major && !o.contiguous && !o.in_place;
 }
 
 // Whether rows of rank q are copied to their place here: not those that are read where they are, or
@@ -51,7 +51,7 @@ bool EngineImpl<F>::copies_from(const Op& op, int q) const {
            h.in_out;
   }
   if (q == rank_ && o.path == Path::allgather && !o.contiguous) return false;
-  return o.path != Path::read;
+  return !reads_in_place(o);
 }
 
 // Tiles for the sources whose rows can be copied now.
@@ -130,6 +130,11 @@ void EngineImpl<F>::source_arrived(Op& op, int q) {
   SourceRows& source = h.routed->receive.sources[static_cast<std::size_t>(q)];
   const OpLine& theirs = q == rank_ ? op.line : op.theirs[static_cast<std::size_t>(q)];
   if (!op.cached) index_rows(config_.experts, h.routed->shape, rank_, theirs.tokens, source);
+  if (q != rank_ && is_relayed(*h.routed, q)) {
+    if (gateway_of(op, q) == rank_) op.relaying.insert(q);
+    if (source.num_rows() != 0) op.coming.insert(q);
+    return;
+  }
   if (q == rank_ || (theirs.path != Path::push && theirs.path != Path::bsp)) return;
   if (h.routed->options.mapped_view) {  // it shows rows where a pushing source stores none
     Status status = status_of(op, Code::mismatch);
@@ -246,14 +251,15 @@ int EngineImpl<F>::pull_rows(Op& op, Tile& tile) {
     const std::uint64_t to = at_once ? window + tile.next : row_index(h, q, tile.next, group);
     if (limit != 0 && to >= (group + 1) * limit) continue;  // beyond the expert's capacity
     const std::byte* from =
-        q == rank_ ? h.x.row(token)
+        q == rank_                  ? h.x.row(token)
+        : is_relayed(*h.routed, q) ? relayed_rows(op, q, token, 1)
         : tile.pushed
             ? fabric_.inbox(own().rows(h.slot, stride, in_place ? to : window + tile.next, 1))
             : fabric_.acquire(q, range);
     if (from == nullptr) break;
     copy_row(store, rows + to * row_stride, from, bytes);
     copied += bytes;
-    if (q != rank_ && !tile.pushed) fabric_.release(q, range);
+    if (q != rank_ && !tile.pushed && !is_relayed(*h.routed, q)) fabric_.release(q, range);
   }
   fabric_.order(Ordering::before_flag);  // orders: this lane's streamed rows before the tile's end
   op.copied.add_relaxed(copied);
@@ -282,7 +288,7 @@ void EngineImpl<F>::show_received(Op& op) {
   r.src_stride_bytes = 0;
   const bool at_once = copies_at_once(h);
   h.row_table.clear();
-  if (at_once || routed.options.path == Path::read) {
+  if (at_once || reads_in_place(routed.options)) {
     const std::uint64_t block = window_rows(routed, rank_);
     const bool all_copied = at_once && routed.options.path != Path::allgather;
     if (all_copied) r.src_stride_bytes = static_cast<std::int64_t>(block * stride);
@@ -291,10 +297,13 @@ void EngineImpl<F>::show_received(Op& op) {
       const SourceRows& source = plan.sources[static_cast<std::size_t>(q)];
       const bool own_place = q == rank_ && !all_copied;
       const bool in_block = !own_place && (at_once || op.pushers.contains(q));
-      const std::byte* x =
-          own_place || in_block ? nullptr : fabric_.acquire(q, layout(q).x(h.slot, stride, 0, 0));
+      const bool is_lost = op.unsent.contains(q);  // relay
+      const std::byte* x = own_place || in_block         ? nullptr
+                           : is_lost                     ? no_row(h)
+                           : is_relayed(routed, q)       ? relayed_rows(op, q, 0, 0)
+                           : fabric_.acquire(q, layout(q).x(h.slot, stride, 0, 0));
       for (std::uint32_t i = 0; i < source.num_rows(); ++i) {
-        const std::uint32_t token = source.row_token[i];
+        const std::uint32_t token = is_lost ? 0 : source.row_token[i];
         h.row_table.push_back(in_block
                                   ? r.base + (static_cast<std::uint64_t>(q) * block + i) * stride
                               : own_place ? h.x.row(token)

@@ -238,6 +238,7 @@ void EngineImpl<F>::leave_rows(Op& op) {
 template <Fabric F>
 void EngineImpl<F>::zero_rows(Op& op, int q) {
   const HandleState& h = *op.handle;
+  if (relays(*h.routed) && reads_in_place(h.routed->options)) return;  // shown by no_row()
   const SourceRows& source = h.routed->receive.sources[static_cast<std::size_t>(q)];
   const auto stride = static_cast<std::uint64_t>(h.received.stride_bytes);
   const std::uint64_t window = window_rows(*h.routed, rank_) * static_cast<std::uint64_t>(q);

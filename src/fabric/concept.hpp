@@ -14,6 +14,8 @@
 //                  one of these ranges then takes that peer no way there and back. Nothing where
 //                  memory is mapped.
 // inbox            own bytes that peers put rows into; null when nobody pushes.
+// inbox_of         bytes of a peer's inbox, or the own one, for reading; of a peer whose memory is
+//                  mapped.
 // claim_at/commit_at  bytes of a peer's inbox for writing (any lane, each byte once); after
 //                  commit_at and the next own flag that peer finds them in its inbox.
 // incoming         bytes of the own inbox that `source` may still be putting: the range of one put.
@@ -55,6 +57,7 @@ concept Fabric =
       { fabric.commit(range, store) } -> std::same_as<void>;
       { fabric.replicate(rank, std::span<const Range>()) } -> std::same_as<void>;
       { fabric.inbox(range) } -> std::same_as<std::byte*>;
+      { fabric.inbox_of(rank, range) } -> std::same_as<const std::byte*>;
       { fabric.claim_at(rank, range) } -> std::same_as<std::byte*>;
       { fabric.commit_at(rank, range, store) } -> std::same_as<void>;
       { fabric.incoming(rank, range) } -> std::same_as<std::byte*>;

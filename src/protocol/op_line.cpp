@@ -24,7 +24,9 @@ OpDifference compare(const OpLine& mine, const OpLine& theirs) {
   if (mine.reduction != theirs.reduction) {
     return differ("reduction", mine.reduction, theirs.reduction);
   }
-  const auto agreed = [](Path path) { return path == Path::bsp || path == Path::allgather; };
+  const auto agreed = [](Path path) {
+    return path == Path::bsp || path == Path::allgather || path == Path::relay;
+  };
   if (mine.path != theirs.path && (agreed(mine.path) || agreed(theirs.path))) {
     return differ("path", mine.path, theirs.path);
   }
@@ -47,16 +49,16 @@ OpDifference find_corruption(const OpLine& theirs, const GroupConfig& config) {
   if (theirs.dtype > DType::u8) return beyond("dtype", theirs.dtype, 3);
   if (theirs.quant > Quant::mxfp8) return beyond("quant", theirs.quant, 5);
   if (theirs.layout > Layout::expert_padded) return beyond("layout", theirs.layout, 2);
-  if (theirs.reduction > Reduction::per_rank) return beyond("reduction", theirs.reduction, 2);
+  if (theirs.reduction > Reduction::per_host) return beyond("reduction", theirs.reduction, 3);
   if (theirs.topk1 > 1) return beyond("topk1", theirs.topk1, 1);
   const auto max_tokens = static_cast<std::uint64_t>(config.max_tokens);
   if (theirs.tokens > max_tokens) return beyond("tokens", theirs.tokens, max_tokens);
-  if (theirs.path > Path::allgather || theirs.path == Path::automatic) {
-    return beyond("path", theirs.path, static_cast<std::uint64_t>(Path::allgather));
+  if (theirs.path > Path::relay || theirs.path == Path::automatic) {
+    return beyond("path", theirs.path, static_cast<std::uint64_t>(Path::relay));
   }
   if (!config.push && theirs.path == Path::push) return beyond("path", theirs.path, 2);
   if (!config.bsp && theirs.path == Path::bsp) return beyond("path", theirs.path, 2);
-  if (theirs.contiguous > 1) return beyond("contiguous", theirs.contiguous, 1);
+  if (!config.relay && theirs.path == Path::relay) return beyond("path", theirs.path, 2);
   if (theirs.spare != 0) return beyond("spare bits", theirs.spare, 0);
   if (theirs.alignment < 1 || theirs.alignment > kMaxAlignment) {
     return beyond("alignment", theirs.alignment, kMaxAlignment);

@@ -41,9 +41,9 @@ void SegmentLayout::lay_out_inbox(const GroupConfig& config, int rank) {
     back_checks_ = checked_add(back_wire_, checked_mul(slots, back_wire_bytes_));
     if (protocol.has_checksums()) back_checks_bytes_ = round_up(8 * max_entries_, kLineBytes);
   }
-  inbox_bytes_ = std::max(
-      round_up(checked_add(back_checks_, checked_mul(slots, back_checks_bytes_)), kPageBytes),
-      kPageBytes);
+  relay_ = round_up(checked_add(back_checks_, checked_mul(slots, back_checks_bytes_)), kPageBytes);
+  const std::uint64_t relayed = config.relay ? checked_mul(slots * ranks_, x_bytes_) : 0;
+  inbox_bytes_ = std::max(checked_add(relay_, relayed), kPageBytes);
 }
 
 SegmentLayout::SegmentLayout(const GroupConfig& config, int rank)
@@ -71,8 +71,10 @@ SegmentLayout::SegmentLayout(const GroupConfig& config, int rank)
     marks_bytes_ = ((tokens + 63) / 64 + (size + 63) / 64) * 8;
   }
 
+  if (config.relay) missing_bytes_ = (size + 63) / 64 * 8;
+
   op_ = add(4 * static_cast<std::uint64_t>(slots_) * sizeof(OpLine), kLineBytes);
-  const std::uint64_t words = config.push ? 4 + size : 3;
+  const std::uint64_t words = (config.push ? 4 + size : 3) + (config.relay ? 2 * size : 0);
   for (Slot& slot : per_slot_) {
     slot.words = add(words * kLineBytes, kLineBytes);
     slot.armed = arms ? add(kLineBytes, kLineBytes) : 0;
@@ -83,6 +85,7 @@ SegmentLayout::SegmentLayout(const GroupConfig& config, int rank)
     // Room to whole lines: entries may be stored with non-temporal stores.
     slot.entries = add(round_up(checked_mul(max_entries_, sizeof(Entry)), kLineBytes), kLineBytes);
     slot.marks = add(marks_bytes_, kLineBytes);
+    slot.missing = add(missing_bytes_, kLineBytes);
   }
   for (Slot& slot : per_slot_) slot.x = add(x_bytes_, kPageBytes);
   for (Slot& slot : per_slot_) {

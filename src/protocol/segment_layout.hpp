@@ -1,14 +1,14 @@
 // Where everything lies in a rank's segment: one list from which all offsets and the size follow.
 //
-//   fabric header | op lines [4N] | per slot: pub, out, done, base, sent [R], armed |
-//   per slot: off, counts, entries, marks | per slot: x | per slot: bases, out of each expert |
-//   per slot: y
+//   fabric header | op lines [4N] | per slot: pub, out, done, base, sent [R], relayed [R],
+//   summed [R], armed | per slot: off, counts, entries, marks, missing | per slot: x |
+//   per slot: bases, out of each expert | per slot: y
 //
 // x comes before the bases and y because only their sizes depend on the rank: x lies at the same
 // offset in every segment. `base`, `sent` and `counts` exist where peers push, `armed` and `marks`
-// where windows are armed. The inbox, a memory of its own, holds per slot: rows | back (bsp:
+// where windows are armed, `relayed`, `summed` and `missing` with relay. The inbox, a memory of its own, holds per slot: rows | back (bsp:
 // outputs that come back) | windows [R] | checksums [R] (of protocols whose rows are decoded) | the
-// same two for outputs that come back, by entry.
+// same two for outputs that come back, by entry | relayed tokens [R].
 #pragma once
 
 #include <array>
@@ -39,6 +39,17 @@ class SegmentLayout {
     return at(slot).words + (4 + static_cast<std::uint64_t>(dst)) * kLineBytes;
   }
 
+  // relay, from a gateway to ranks of its host: 2e = what `src` has for them of epoch e lies in my
+  // inbox, 2e + 1 = it will not come.
+  std::uint64_t relayed(int slot, int src) const {
+    return sent(slot, static_cast<int>(ranks_) + src);
+  }
+  // relay, from a gateway to a source: 2e = the sums of my host's rows are in its inbox, 2e + 1 =
+  // they will not come.
+  std::uint64_t summed(int slot, int dst) const {
+    return sent(slot, 2 * static_cast<int>(ranks_) + dst);
+  }
+
   // All my windows of this slot are armed. Its value: the epoch that did it, + 1.
   std::uint64_t armed(int slot) const { return at(slot).armed; }
 
@@ -52,6 +63,9 @@ class SegmentLayout {
   std::uint64_t max_entries() const { return max_entries_; }
   // Bits of tokens, then of ranks, whose rows are announced by `sent`.
   Range marks(int slot) const { return {at(slot).marks, marks_bytes_}; }
+
+  // relay: bits of ranks that are missing in my sums, or whose rows did not come (OpLine::lacks).
+  Range missing(int slot) const { return {at(slot).missing, missing_bytes_}; }
 
   // Base table, written before out: where the rows of `src` begin, per group (local expert or 1).
   Range bases(int slot, int src, std::uint64_t groups) const {
@@ -71,9 +85,10 @@ class SegmentLayout {
     return {at(slot).y + first * stride, count * stride};
   }
   // Everything of a slot that peers read.
-  std::array<Range, 7> slot_areas(int slot) const {
+  std::array<Range, 8> slot_areas(int slot) const {
     return {offsets(slot),
             marks(slot),
+            missing(slot),
             Range{at(slot).counts, counts_bytes_},
             entries(slot, 0, max_entries_),
             Range{at(slot).bases, bases_bytes_},
@@ -93,6 +108,11 @@ class SegmentLayout {
     return {static_cast<std::uint64_t>(slots_) * rows_bytes_ +
                 static_cast<std::uint64_t>(slot) * back_bytes_ + first * stride,
             count * stride};
+  }
+  // relay: tokens of `src` for ranks of my host, each at its place in x.
+  Range relay(int slot, int src, std::uint64_t stride, std::uint64_t token,
+              std::uint64_t count) const {
+    return {relay_ + window_of(slot, src) * x_bytes_ + token * stride, count * stride};
   }
   // Bytes of the window of `src`, and the whole of it; all windows of a slot.
   Range wire(int slot, int src, std::uint64_t offset, std::uint64_t bytes) const {
@@ -122,7 +142,7 @@ class SegmentLayout {
 
  private:
   struct Slot {
-    std::uint64_t words, armed, off, counts, entries, marks, bases, out_experts, x, y;
+    std::uint64_t words, armed, off, counts, entries, marks, missing, bases, out_experts, x, y;
   };
   const Slot& at(int slot) const { return per_slot_[static_cast<std::size_t>(slot)]; }
   std::uint64_t add(std::uint64_t size, std::uint64_t alignment);
@@ -152,6 +172,8 @@ class SegmentLayout {
   std::uint64_t back_wire_bytes_ = 0;
   std::uint64_t back_checks_ = 0;
   std::uint64_t back_checks_bytes_ = 0;
+  std::uint64_t relay_ = 0;
+  std::uint64_t missing_bytes_ = 0;
   std::uint64_t inbox_bytes_ = 0;
   std::vector<Slot> per_slot_;
 };

@@ -26,6 +26,7 @@ bool is_row(Range range) { return range.bytes > sizeof(std::uint64_t); }
 SimFabric::SimFabric(World& world, int rank) : world_(world), rank_(rank) {
   const WorldOptions& options = world.options();
   facts_.mapped = options.mapped;
+  facts_.hosts = options.hosts;
   facts_.moves_rows = options.memory.moves_rows;
   facts_.ordered_stores = !options.memory.weak || options.memory.in_order;
   const LaneCosts& lane = options.pod.lane;
@@ -107,7 +108,7 @@ void SimFabric::check_inbox(int rank, Range range, const char* call) const {
 
 const std::byte* SimFabric::acquire(int rank, Range range) {
   check_segment(rank, range, "acquire");
-  if (facts_.mapped) {
+  if (maps(rank)) {
     if (rank != rank_ && range.bytes != 0) {
       world_.options().pod.mapped ? read_in_place({rank, range.offset, range.bytes})
                                   : world_.read(rank_, rank, range.bytes);
@@ -159,7 +160,7 @@ void SimFabric::read(const Place& place, const Fetch& fetch) {
 }
 
 void SimFabric::release(int rank, Range range) {
-  if (facts_.mapped) return;
+  if (maps(rank)) return;
   const auto found = fetches_.find({rank, range.offset, range.bytes});
   if (found == fetches_.end() || !found->second.arrived) {
     broken_invariant(fmt::format("rank {} releases {} bytes at {} of rank {}, not acquired", rank_,
@@ -224,7 +225,7 @@ void SimFabric::commit(Range range, Store store) {
 }
 
 void SimFabric::replicate(int rank, std::span<const Range> ranges) {
-  if (facts_.mapped || rank == rank_) return;
+  if (maps(rank) || rank == rank_) return;
   std::uint64_t bytes = 0;
   for (const Range& range : ranges) {
     check_segment(rank_, range, "replicate");
@@ -259,6 +260,14 @@ std::byte* SimFabric::inbox(Range range) {
   }
   world_.memory_.absorb(rank_);
   return world_.memory_.inbox(rank_) + range.offset;
+}
+
+const std::byte* SimFabric::inbox_of(int rank, Range range) {
+  if (rank == rank_) return inbox(range);
+  if (!maps(rank)) broken_invariant("a rank reads the inbox of another host's");
+  check_inbox(rank, range, "inbox_of");
+  if (range.bytes != 0) world_.read(rank_, rank, range.bytes);
+  return world_.memory_.inbox(rank) + range.offset;
 }
 
 std::byte* SimFabric::claim_at(int rank, Range range) {

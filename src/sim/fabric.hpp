@@ -49,6 +49,7 @@ class SimFabric final : public Agent {
   void commit(Range range, Store store);
   void replicate(int rank, std::span<const Range> ranges);
   std::byte* inbox(Range range);
+  const std::byte* inbox_of(int rank, Range range);
   std::byte* claim_at(int rank, Range range);
   void commit_at(int rank, Range range, Store store);
   std::byte* incoming(int source, Range range);
@@ -88,6 +89,9 @@ class SimFabric final : public Agent {
     std::byte* copy = nullptr;  // null: its rows do not move
   };
 
+  bool maps(int rank) const {
+    return facts_.mapped || (!facts_.hosts.empty() && facts_.hosts.same(rank, rank_));
+  }
   void check_rank(int rank, const char* call) const;
   void check(std::uint64_t size, Range range, const char* call) const;
   void check_segment(int rank, Range range, const char* call) const;

@@ -42,6 +42,7 @@ struct WorldOptions {
   int ranks = 1;
   int lanes = 1;  // of a rank, at most
   bool mapped = true;
+  HostMap hosts;  // not empty: where `mapped` is false, memory is mapped inside of each
   MemoryOptions memory;
   bool has_links = true;  // else messages take the tier's latency, and no room
   Time hesitation = 0;    // each call of a fabric takes up to so much longer

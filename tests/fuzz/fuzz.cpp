@@ -125,6 +125,7 @@ int main(int argc, char** argv) {
   app.add_option("--halvings", options.cuts.halvings, "of the numbers of tokens")
       ->check(CLI::Range(0, 64));
   app.add_flag("--no-fates", options.cuts.no_fates, "nobody dies or stands still");
+  app.add_flag("--hosts", options.cuts.hosts, "ranks are on several hosts");
   app.add_flag("--absent", options.cuts.absent, "a rank takes no part");
   app.add_flag("--one-lane", options.cuts.one_lane, "one lane for each rank");
   app.add_flag("--strong", options.cuts.strong, "stores are seen at once");

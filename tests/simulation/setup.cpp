@@ -148,6 +148,51 @@ void share_work(Setup& setup, Random& random) {
   }
 }
 
+// Ranks on several hosts, mapped inside of each; most operations are relayed.
+void spread_over_hosts(Setup& setup, Random& random) {
+  Case& c = setup.calls;
+  c.options.push = true;
+  c.options.bsp = false;
+  c.options.protocol = Protocol::automatic;
+  c.options.checksum_rows = 0;
+  std::vector<int> host_of(1, 0);
+  while (static_cast<int>(host_of.size()) < c.num_ranks) {
+    host_of.push_back(host_of.back() + (random.one_in(2) ? 1 : 0));
+  }
+  setup.world.mapped = false;
+  setup.world.hosts = HostMap(host_of);
+  setup.returns = true;
+  c.options.stage_pushed = random.one_in(2);
+  for (Operation& op : c.operations) {
+    Problem& problem = op.problem;
+    op.bsp = false;
+    problem.host_of = host_of;
+    const bool relays = !problem.topk1 && !problem.every_token && !random.one_in(4);
+    if (problem.layout == Layout::rank_major) {
+      problem.reduction =
+          relays || random.one_in(2) ? Reduction::automatic : Reduction::per_rank;
+    }
+    if (op.origin >= 0) {
+      problem.reduction = c.operations[index(op.origin)].problem.reduction;
+      for (std::size_t r = 0; r < op.local.size(); ++r) {
+        op.local[r].options = c.operations[index(op.origin)].local[r].options;
+      }
+      continue;
+    }
+    for (LocalChoice& local : op.local) {
+      local.by_expert = local.options.by_expert = false;
+      local.options.mapped_view = false;
+      local.options.reduction = problem.reduction;
+      if (problem.every_token) continue;
+      local.options.path = relays ? Path::relay
+                           : random.one_in(2) ? Path::push : Path::pull;
+    }
+  }
+  for (Operation& op : c.operations) {
+    for (LocalChoice& local : op.local) local.by_expert = false;
+  }
+}
+
 // Whole rows of what says that nothing has come, or a word of it.
 void scatter_sentinels(Setup& setup, Random& random) {
   for (Operation& op : setup.calls.operations) {
@@ -323,6 +368,10 @@ Setup make_setup(std::uint64_t seed, const Cuts& cuts, bool loses_release) {
     setup.absent = membership.below(world.ranks);
     std::erase_if(world.fates, [&](const auto& fate) { return fate.rank == setup.absent; });
   }
+  if ((seed % 16 == 5 || cuts.hosts) && world.ranks > 1 && !errs && !failing_push) {
+    Random hosts(seed, 31, 6);
+    spread_over_hosts(setup, hosts);
+  }
   size_memory(group_of(setup), world.memory);
   if (cuts.prompt) world.hesitation = world.pod.jitter = 0;
   return setup;
@@ -331,6 +380,7 @@ Setup make_setup(std::uint64_t seed, const Cuts& cuts, bool loses_release) {
 GroupConfig group_of(const Setup& setup) {
   GroupConfig config = make_config(setup.calls.options, setup.calls.num_ranks);
   config.returns = setup.returns;
+  config.relay = !setup.world.hosts.empty();
   return config;
 }
 
@@ -341,6 +391,7 @@ std::string Cuts::arguments() const {
   if (halvings != 0) text += fmt::format(" --halvings {}", halvings);
   if (no_fates) text += " --no-fates";
   if (absent) text += " --absent";
+  if (hosts) text += " --hosts";
   if (one_lane) text += " --one-lane";
   if (strong) text += " --strong";
   if (prompt) text += " --prompt";
@@ -373,6 +424,10 @@ std::string describe(const Setup& setup) {
     text += fmt::format("; roles {}:{}:{}{}{}", roles.count, roles.send, roles.receive,
                         setup.returns ? ", outputs come back" : "",
                         setup.calls.options.stage_pushed ? ", staged" : "");
+  }
+  if (!w.hosts.empty()) {
+    text += "; hosts begin with ranks";
+    for (int h = 0; h < w.hosts.num_hosts(); ++h) text += fmt::format(" {}", w.hosts.first(h));
   }
   if (setup.absent >= 0) text += fmt::format("; rank {} is absent", setup.absent);
   for (const sim::Fate& fate : w.fates) {

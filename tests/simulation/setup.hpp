@@ -34,6 +34,7 @@ struct Cuts {
   bool no_fates = false;       // nobody dies or stands still
   bool one_lane = false;
   bool absent = false;  // a rank takes no part, as in some seeds
+  bool hosts = false;   // ranks are on several hosts, likewise
   bool strong = false;  // stores are seen at once
   bool prompt = false;  // no hesitation, no jitter
   // Of pushed rows, in place of the one that the seed draws, on memory that can carry it.

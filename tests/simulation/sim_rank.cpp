@@ -130,6 +130,7 @@ bool SimRank::try_next() {
     // Gives up a combine that is under way: peers must not be held up by it.
     for (int i = 0; i < static_cast<int>(progress_.size()); ++i) {
       if (progress(i).stage != Stage::combining || !random_.one_in(6)) continue;
+      if (!may_give_up(i)) continue;
       if (!progress(i).unpublished.empty()) continue;  // that would end its peers
       release(i);
     }
@@ -264,13 +265,29 @@ bool SimRank::end(int number) {
   Progress& p = progress(number);
   const bool altered = is_culprit(number) && setup_.culprit.alteration == Alteration::release;
   const bool releases = operation(number).release || altered;
-  const bool early = releases && !is_repeated(number) && random_.one_in(4);
+  const bool early =
+      releases && !is_repeated(number) && random_.one_in(4) && may_give_up(number);
   if (p.stage != Stage::received && !early) return false;
   if (!releases) return start_combine(number);
   // The views hold what they held: nobody has written into this slot since.
   if (p.stage == Stage::received) check_received(number);
   release(number);
   return true;
+}
+
+// A gateway that gives up takes what it relays along.
+bool SimRank::may_give_up(int number) const { return !relays(number); }
+
+bool SimRank::relays(int number) const { return local(number).options.path == Path::relay; }
+
+bool SimRank::same_host(int r) const { return setup_.world.hosts.same(r, rank_); }
+
+// Whoever may relay what others have for the host of rank `r`, or its sums.
+Ranks SimRank::gateways_of(int r) const {
+  const HostMap& hosts = setup_.world.hosts;
+  Ranks ranks;
+  for (int q = hosts.first(hosts.host_of(r)); q < hosts.end(hosts.host_of(r)); ++q) ranks |= bit(q);
+  return ranks;
 }
 
 void SimRank::release(int number) {
@@ -399,7 +416,13 @@ void SimRank::check_received(int number) {
   Problem problem = operation(number).problem;
   const Ranks sources = ranks_of(h.sources);
   const Ranks absent = ranks_of(RankSet::all(case_.num_ranks)) & ~sources;
-  if ((absent & ~may_be_gone()).any()) {
+  Ranks excused = may_be_gone();
+  for (int q = 0; q < case_.num_ranks; ++q) {
+    if (relays(number) && (gateways_of(rank_) & may_be_gone()).any() && !same_host(q)) {
+      excused |= bit(q);
+    }
+  }
+  if ((absent & ~excused).any()) {
     fail(number, "a rank that is alive is missing among the sources");
   }
   check_agreed(number, sources);
@@ -440,7 +463,11 @@ void SimRank::check_combined(int number) {
   if (repeats_error(number)) return;
   for (std::int64_t token = 0; token < p.out.num_rows; ++token) {
     if (h.valid[index(token)] != 0) continue;
-    if ((owners_of_token(problem, rank_, token) & may_be_gone()).none()) {
+    Ranks needed = owners_of_token(problem, rank_, token);
+    for (int r = 0; r < case_.num_ranks && relays(number); ++r) {
+      if (needed[index(r)] && !same_host(r)) needed |= gateways_of(r);
+    }
+    if ((needed & may_be_gone()).none()) {
       fail(number, fmt::format("token {} is invalid, its experts are alive", token));
     }
   }

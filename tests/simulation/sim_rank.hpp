@@ -67,6 +67,10 @@ class SimRank {
   bool end(int number);
   bool start_combine(int number);
   bool publish_some();
+  bool may_give_up(int number) const;
+  bool relays(int number) const;
+  bool same_host(int r) const;
+  Ranks gateways_of(int r) const;
   void release(int number);
   bool place_x(int number);
   bool is_busy(const HandleState& handle) const;

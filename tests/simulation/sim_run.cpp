@@ -142,7 +142,6 @@ class Run {
       int dispatched = -1;  // -1 = nobody knows yet
       for (const auto& rank : ranks_) {
         if (rank == nullptr) continue;
-        if (rank == nullptr) continue;
         if (is_gone(rank->rank())) continue;
         const Outcome& outcome = rank->outcome(i);
         if (!outcome.received) continue;
@@ -151,7 +150,10 @@ class Run {
         if (dispatched == -1) dispatched = took_part;
         if (dispatched != took_part) disagree(i, victim);
       }
-      if (!outputs_tell_themselves(setup_.calls.operations[index(i)])) {
+      const Operation& operation = setup_.calls.operations[index(i)];
+      // A gateway that dies takes along what it relays, whatever others have of its own.
+      const bool relays = operation.local[index(victim)].options.path == Path::relay;
+      if (!relays && !outputs_tell_themselves(operation)) {
         check_combines(i, victim, problem);
       }
     }
@@ -187,7 +189,6 @@ class Run {
   void each_token_of(int victim, const Problem& problem, int i, F&& call) const {
     const std::vector<std::int32_t> owners = owners_of(problem);
     for (const auto& rank : ranks_) {
-      if (rank == nullptr) continue;
       if (rank == nullptr || is_gone(rank->rank())) continue;
       const Outcome& outcome = rank->outcome(i);
       for (std::int64_t t = 0; t < std::ssize(outcome.valid); ++t) {

@@ -203,17 +203,41 @@ struct TokenSum {
   }
 };
 
+void round_all(DType dtype, std::vector<float>& values) {
+  for (float& value : values) value = to_float(dtype, round_to(dtype, value));
+}
+
+void add_all(const std::vector<float>& from, std::vector<float>& to) {
+  for (std::size_t h = 0; h < to.size(); ++h) to[h] = add(to[h], from[h]);
+}
+
 // What one rank contributes to a token: in rank_major its row is rounded before it is added.
 std::vector<float> partial_sum(const TokenSum& token_sum, std::int64_t token, int owner) {
   const Problem& problem = token_sum.problem;
   std::vector<float> partial(index(problem.output_hidden()), 0.0F);
   token_sum.add(token, owner, partial);
   if (problem.layout == Layout::rank_major && !problem.topk1) {
-    for (float& value : partial) {
-      value = to_float(problem.output_dtype(), round_to(problem.output_dtype(), value));
-    }
+    round_all(problem.output_dtype(), partial);
   }
   return partial;
+}
+
+// The sums of each host's ranks, rounded, one after the other.
+std::vector<float> sum_by_host(const TokenSum& token_sum, std::int64_t token) {
+  const Problem& problem = token_sum.problem;
+  const std::vector<float> zero(index(problem.output_hidden()), 0.0F);
+  std::vector<float> sum = zero;
+  std::vector<float> host = zero;
+  for (int owner = 0; owner < problem.num_ranks(); ++owner) {
+    add_all(partial_sum(token_sum, token, owner), host);
+    const bool is_last = owner + 1 == problem.num_ranks() ||
+                         problem.host_of[index(owner + 1)] != problem.host_of[index(owner)];
+    if (!is_last) continue;
+    round_all(problem.output_dtype(), host);
+    add_all(host, sum);
+    host = zero;
+  }
+  return sum;
 }
 
 bool sums_per_rank(const Problem& problem) {
@@ -287,7 +311,11 @@ std::vector<std::byte> expected_out(const Problem& problem, int rank) {
   std::vector<std::byte> out(index(tokens) * row_bytes);
   for (std::int64_t token = 0; token < tokens; ++token) {
     std::vector<float> sum(index(problem.output_hidden()), 0.0F);
-    if (!sums_per_rank(problem)) {
+    const bool by_host = problem.layout == Layout::rank_major && !problem.topk1 &&
+                         !problem.host_of.empty() && problem.reduction != Reduction::per_rank;
+    if (by_host) {
+      sum = sum_by_host(token_sum, token);
+    } else if (!sums_per_rank(problem)) {
       token_sum.add(token, -1, sum);
     } else {
       for (int owner = 0; owner < problem.num_ranks(); ++owner) {

@@ -53,6 +53,9 @@ struct Problem {
   int expert_capacity = 0;   // expert_padded; large enough
   bool every_token = false;  // rank_major: every token is a row on every rank (allgather)
   Reduction reduction = Reduction::automatic;
+  // [R] where the owners' rows of each host are summed and rounded apart; empty = they are not. The
+  // same number one rank after the other is one host.
+  std::vector<int> host_of;
   ExpertFunction function = ExpertFunction::identity;
   // What travels: quantised rows, and behind each row payloads of so many bytes, from the next
   // multiple of 8 on.

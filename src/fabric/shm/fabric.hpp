@@ -39,6 +39,7 @@ class ShmFabric {
   void replicate(int, std::span<const Range>) const {}
 
   std::byte* inbox(Range range) { return claim_at(rank_, range); }
+  const std::byte* inbox_of(int rank, Range range) { return claim_at(rank, range); }
   std::byte* claim_at(int rank, Range range) {
     return inbox_[static_cast<std::size_t>(rank)] + range.offset;
   }

@@ -50,7 +50,10 @@ TEST(OpLineTest, WireLayout) {
   EXPECT_EQ(static_cast<int>(DType::u8), 3);
   EXPECT_EQ(static_cast<int>(Quant::mxfp8), 5);
   EXPECT_EQ(static_cast<int>(Layout::expert_major), 1);
+  static_assert(offsetof(OpLine, path) == 54);
+  static_assert(offsetof(OpLine, relay_shift) == 55);
   EXPECT_EQ(static_cast<int>(Reduction::per_rank), 2);
+  EXPECT_EQ(static_cast<int>(Path::relay), 6);
 }
 
 struct Change {
@@ -117,8 +120,10 @@ GroupConfig declared() {
 }
 
 TEST(OpLineTest, PathsOfRowsMayDifferButTheBaselinesAreEverybodys) {
-  for (const Path mine : {Path::read, Path::pull, Path::push, Path::bsp, Path::allgather}) {
-    for (const Path theirs : {Path::read, Path::pull, Path::push, Path::bsp, Path::allgather}) {
+  const auto paths = {Path::read, Path::pull,      Path::push,
+                      Path::bsp,  Path::allgather, Path::relay};
+  for (const Path mine : paths) {
+    for (const Path theirs : paths) {
       OpLine a = dispatch_line();
       OpLine b = dispatch_line();
       a.path = mine;
@@ -137,14 +142,14 @@ TEST(OpLineTest, WhatNoCorrectRankWritesIsCorrupt) {
       {"quant", [](OpLine& l) { l.quant = static_cast<Quant>(6); }, 5, 6},
       {"spare bits", [](OpLine& l) { l.spare = 1; }, 0, 1},
       {"layout", [](OpLine& l) { l.layout = static_cast<Layout>(3); }, 2, 3},
-      {"reduction", [](OpLine& l) { l.reduction = static_cast<Reduction>(255); }, 2, 255},
+      {"reduction", [](OpLine& l) { l.reduction = static_cast<Reduction>(255); }, 3, 255},
       {"topk1", [](OpLine& l) { l.topk1 = 2; }, 1, 2},
       {"tokens", [](OpLine& l) { l.tokens = 11; }, 10, 11},
-      {"path", [](OpLine& l) { l.path = Path::automatic; }, 5, 0},
-      {"path", [](OpLine& l) { l.path = static_cast<Path>(6); }, 5, 6},
+      {"path", [](OpLine& l) { l.path = Path::automatic; }, 6, 0},
+      {"path", [](OpLine& l) { l.path = static_cast<Path>(7); }, 6, 7},
       {"path", [](OpLine& l) { l.path = Path::push; }, 2, 3},
       {"path", [](OpLine& l) { l.path = Path::bsp; }, 2, 4},
-      {"contiguous", [](OpLine& l) { l.contiguous = 2; }, 1, 2},
+      {"path", [](OpLine& l) { l.path = Path::relay; }, 2, 6},
       {"alignment", [](OpLine& l) { l.alignment = 0; }, 256, 0},
       {"alignment", [](OpLine& l) { l.alignment = 257; }, 256, 257},
       {"capacity", [](OpLine& l) { l.capacity = 1; }, 0, 1},

@@ -36,6 +36,7 @@ GroupConfig random_config(std::uint64_t seed) {
   config.push = random.one_in(2);
   config.bsp = config.push && random.one_in(2);
   config.returns = config.push && random.one_in(2);
+  config.relay = config.returns && random.one_in(2);
   config.max_row_bytes = config.max_stride - static_cast<std::uint64_t>(random.below(64));
   if (config.push) config.protocol = static_cast<Protocol>(random.between(1, 7));
   config.checksum_rows = random.below(4);
@@ -63,6 +64,13 @@ std::vector<Part> parts_of(const GroupConfig& config, const SegmentLayout& layou
       }
       const auto experts = static_cast<std::uint64_t>(config.experts.num_experts());
       parts.push_back({"counts", layout.counts(s, std::max(size, experts)), kLineBytes, s});
+    }
+    if (config.relay) {
+      for (int q = 0; q < config.size; ++q) {
+        parts.push_back({"word", {layout.relayed(s, q), kLineBytes}, kLineBytes, s});
+        parts.push_back({"word", {layout.summed(s, q), kLineBytes}, kLineBytes, s});
+      }
+      parts.push_back({"missing", layout.missing(s), kLineBytes, s});
     }
     if (config.push && config.protocol == Protocol::sentinel) {
       parts.push_back({"word", {layout.armed(s), kLineBytes}, kLineBytes, s});
@@ -128,6 +136,11 @@ std::vector<Part> inbox_parts_of(const GroupConfig& config, const SegmentLayout&
         const std::uint64_t first = layout.back_checksum(s, 0).offset;
         parts.push_back({"back checksums", {first, entries * 8}, 8, s});
       }
+    }
+    for (int q = 0; q < config.size && config.relay; ++q) {
+      const auto tokens = static_cast<std::uint64_t>(config.max_tokens);
+      parts.push_back(
+          {"relayed", layout.relay(s, q, config.max_stride, 0, tokens), kPageBytes, s});
     }
     for (int q = 0; q < config.size && protocol.decodes(); ++q) {
       parts.push_back({"window", layout.wire(s, q, 0, rows * stride), kWireGrid, s});
