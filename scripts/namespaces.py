@@ -14,7 +14,7 @@ from pathlib import Path
 CLONE = {"user": 0x10000000, "pid": 0x20000000, "ipc": 0x08000000, "uts": 0x04000000,
          "net": 0x40000000, "mnt": 0x00020000}
 OF_A_HOST = ("ipc", "uts", "net", "mnt")  # and pid, which only children are born into
-MS_REC, MS_BIND, MS_PRIVATE, MNT_DETACH, PR_SET_PDEATHSIG = 0x4000, 0x1000, 0x40000, 2, 1
+MS_REC, MS_BIND, MS_PRIVATE, PR_SET_PDEATHSIG = 0x4000, 0x1000, 0x40000, 1
 FORWARDING = "3"  # state of a bridge's port
 DEVICE = "eth0"  # of every host
 libc = ctypes.CDLL(None, use_errno=True)
@@ -57,19 +57,43 @@ def die_with_parent():
     call("prctl", PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
 
 
-def own_files():
-    """What the kernel shows of processes and devices is then what this process's namespaces have."""
+def own_files(name):
+    """Files of the kernel and in memory, and the name, of this process's namespaces alone."""
+    call("sethostname", name.encode(), len(name))
     mount("none", "/", flags=MS_REC | MS_PRIVATE)
     mount("proc", "/proc", "proc")
     mount("sysfs", "/sys", "sysfs")
+    mount("tmpfs", "/dev/shm", "tmpfs")
 
 
 def ip(*lines):
     subprocess.run(["ip", "-batch", "-"], input="\n".join(lines), text=True, check=True)
 
 
+def fork_into(process, body):
+    """A child of the caller, in the namespaces of that process: what body() returns is its status."""
+    kinds = ("pid", *OF_A_HOST)
+    there = {kind: os.open(f"/proc/{process}/ns/{kind}", os.O_RDONLY) for kind in kinds}
+    here, folder = os.open("/proc/self/ns/pid", os.O_RDONLY), os.getcwd()
+    call("setns", there["pid"], CLONE["pid"])
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            for kind in OF_A_HOST:
+                call("setns", there[kind], CLONE[kind])
+            os.chdir(folder)
+            status = body()
+        finally:
+            os._exit(status or 0)
+    call("setns", here, CLONE["pid"])
+    for file in (here, *there.values()):
+        os.close(file)
+    return child
+
+
 class Host:
-    """Its first process only reaps and holds the namespaces; others are put into them by fork()."""
+    """Its first process only reaps and holds the namespaces; fork_into() puts others there."""
 
     def __init__(self, number, addresses, names):
         self.number = number
@@ -88,20 +112,15 @@ class Host:
         with open(told) as answer:
             if trouble := answer.read():
                 raise Unavailable(trouble)
-        self._spaces = {kind: os.open(f"/proc/{self.process}/ns/{kind}", os.O_RDONLY)
-                        for kind in (*OF_A_HOST, "pid")}
 
     def _live(self, tell, names):
         try:
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reaps
             unshare(*OF_A_HOST)
-            call("sethostname", self.port.encode(), len(self.port))
-            own_files()
-            mount("tmpfs", "/dev/shm", "tmpfs")
+            own_files(self.port)
             Path("/dev/shm/names").write_text(names)
             mount("/dev/shm/names", "/etc/hosts", flags=MS_BIND)
-            call("umount2", b"/dev/shm", MNT_DETACH)
-            mount("tmpfs", "/dev/shm", "tmpfs")
+            Path("/dev/shm/names").unlink()  # that is another name of it
             os.close(tell)
             while True:
                 signal.pause()
@@ -110,27 +129,9 @@ class Host:
         finally:
             os._exit(1)
 
-    def fork(self, body):
-        """A child of the caller, on this host: what body() returns is its status."""
-        here, folder = os.open("/proc/self/ns/pid", os.O_RDONLY), os.getcwd()
-        call("setns", self._spaces["pid"], CLONE["pid"])
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                for kind in OF_A_HOST:
-                    call("setns", self._spaces[kind], CLONE[kind])
-                os.chdir(folder)
-                status = body()
-            finally:
-                os._exit(status or 0)
-        call("setns", here, CLONE["pid"])
-        os.close(here)
-        return child
-
     def do(self, body):
         """body() on this host; returns when it is done."""
-        status = os.waitstatus_to_exitcode(os.waitpid(self.fork(body), 0)[1])
+        status = os.waitstatus_to_exitcode(os.waitpid(fork_into(self.process, body), 0)[1])
         if status != 0:
             raise RuntimeError(f"host {self.number}: status {status}")
 
@@ -142,12 +143,12 @@ class Host:
 class Network:
     """The switch, in network and mount namespaces of its own, and its hosts."""
 
-    ADDRESS = "10.77.255.254"  # the switch's own
+    ADDRESS, SUBNET = "10.77.255.254", "10.77.0.0/16"  # the switch's own
 
     def __init__(self, count, rate=None):
         try:
             unshare("net", "mnt", "ipc", "uts")
-            own_files()
+            own_files("switch")
         except OSError as error:
             raise Unavailable(error.strerror or str(error)) from error
         ip("link set lo up", "link add switch type bridge", "link set switch up",

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -94,6 +95,29 @@ ids = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("net", "ipc", "uts",
 print(socket.gethostname(), *ids, file=sys.stderr)
 assert sorted(os.listdir("/sys/class/net")) == ["eth0", "lo"]
 assert socket.gethostbyname("host0") == place[0]
+"""
+
+# Each rank exchanges 1 MB with its neighbour, or with the other host's rank; without mpi.h and a compiler.
+MPI = """
+import ctypes, socket, sys
+mpi = ctypes.CDLL("libmpi.so.40", mode=ctypes.RTLD_GLOBAL)
+def constant(name):
+    return ctypes.byref(ctypes.c_char.in_dll(mpi, "ompi_mpi_" + name))
+def number(function, communicator):
+    value = ctypes.c_int()
+    assert function(communicator, ctypes.byref(value)) == 0
+    return value.value
+world, byte, size, here = constant("comm_world"), constant("byte"), 1_000_000, ctypes.c_void_p()
+assert mpi.MPI_Init(None, None) == 0
+rank, ranks = number(mpi.MPI_Comm_rank, world), number(mpi.MPI_Comm_size, world)
+assert mpi.MPI_Comm_split_type(world, 0, 0, constant("info_null"), ctypes.byref(here)) == 0
+peer = rank ^ 1 if sys.argv[1] == "near" else (rank + 2) % 4
+sent, got = ((ctypes.c_char * size)() for _ in range(2))
+sent[-1] = rank
+assert mpi.MPI_Sendrecv(sent, size, byte, peer, 0, got, size, byte, peer, 0, world, None) == 0
+assert got[-1] == bytes([peer])
+sys.stdout.write(f"{rank} of {ranks} on {socket.gethostname()} with {number(mpi.MPI_Comm_size, here)}\\n")
+mpi.MPI_Finalize()
 """
 
 
@@ -213,7 +237,7 @@ class Hosts(WithNamespaces):
     def test_a_pulled_cable(self):
         heard, _ = self.gaps("--down", "1@0.5", "--up", "1@1")  # the kernel keeps some for later
         self.assertGreater(heard, 0.45)
-        status, _, errors = run("2x1", "--down", "0@0", "--timeout", "2", *python(TICKS, "1"))
+        status, _, errors = run("2x1", "--down", "0@0", "--timeout", "1", *python(TICKS, "1"))
         self.assertEqual(status, 124, errors)
 
     def test_a_paused_host(self):
@@ -244,13 +268,40 @@ def processes_with(mark):
     return found
 
 
+@unittest.skipUnless(shutil.which("mpirun.openmpi"), "no mpirun.openmpi here")
+class OpenMpi(WithNamespaces):
+    def crossed(self, whom):
+        """(bytes that host 0 sent, that it received) while the ranks exchanged."""
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder) / "report"
+            status, output, errors = run("2x2", "--mpi", "--report", str(report), "--", sys.executable,
+                                         "-c", MPI, whom)
+            self.assertEqual(status, 0, errors)
+            self.assertEqual(sorted(output.decode().splitlines()),
+                             [f"{rank} of 4 on host{rank // 2} with 2" for rank in range(4)])
+            host = json.loads(report.read_text())["hosts"][0]
+            return host["sent_bytes"], host["received_bytes"]
+
+    def test_cables_between_hosts_and_memory_within(self):
+        for amount in self.crossed("far"):
+            self.assertGreater(amount, 2_000_000)
+            self.assertLess(amount, 2_400_000)
+        for amount in self.crossed("near"):
+            self.assertLess(amount, 200_000)
+
+    def test_a_failure(self):
+        status, _, errors = run("2x1", "--mpi", "--", "sh", "-c", "exit $((3 * OMPI_COMM_WORLD_RANK))")
+        self.assertEqual(status, 3, errors)
+        self.assertIn("hosts: mpirun ended with status 3\n", errors)
+
+
 class Ends(WithNamespaces):
     """Whatever ends the script, nothing of it stays."""
 
-    def check(self, number, status):
+    def check(self, number, status, *options):
         mark, devices = f"hosts-test-{secrets.token_hex(8)}", os.listdir("/sys/class/net")
         before = network_namespaces()
-        with subprocess.Popen([sys.executable, SCRIPT, "2x2", "--", "sh", "-c",
+        with subprocess.Popen([sys.executable, SCRIPT, "2x2", *options, "--", "sh", "-c",
                                "trap '' TERM INT HUP; setsid sleep 600 & echo here; sleep 600"],
                               env={**os.environ, "MARK": mark}, stdout=subprocess.PIPE,
                               stderr=subprocess.DEVNULL) as script:
@@ -268,6 +319,10 @@ class Ends(WithNamespaces):
 
     def test_kill_9(self):
         self.check(signal.SIGKILL, -9)
+
+    @unittest.skipUnless(shutil.which("mpirun.openmpi"), "no mpirun.openmpi here")
+    def test_kill_9_of_mpi(self):
+        self.check(signal.SIGKILL, -9, "--mpi")
 
     def test_terminate(self):
         self.check(signal.SIGTERM, 128 + 15)
