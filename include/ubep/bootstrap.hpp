@@ -40,6 +40,12 @@ struct UBEP_API Bootstrap {
   std::vector<int> members;
   std::shared_ptr<detail::ThreadRendezvous> threads;  // set by ThreadGroup
   std::string launcher;                               // set by from_environment: for messages
+  // The host of the first member, by name, IPv4 or IPv6, the same on all ranks: they may be on
+  // several hosts, and meet there over TCP. Empty = all are on one host. Not with threads.
+  std::string address;
+  // Where they meet, while a communicator is made or its members change; the same on all ranks.
+  // 0 = 28237.
+  int port = 0;
 
   // The first of these that is there; the inner launcher comes before the one it runs in:
   //   UBEP_RANK           and UBEP_WORLD_SIZE, UBEP_JOB
@@ -49,8 +55,11 @@ struct UBEP_API Bootstrap {
   //   by hand             RANK, WORLD_SIZE
   //   Slurm's srun        SLURM_PROCID, SLURM_STEP_NUM_TASKS, when SLURM_STEP_ID is set
   // The job's name comes from the launcher too (README.md), or from UBEP_RENDEZVOUS if that is set;
-  // the timeout is UBEP_TIMEOUT_MS if set.
-  // Throws Error{setup} that names the variable: none set, half of them, no number, several hosts.
+  // the timeout is UBEP_TIMEOUT_MS if set. Where the launcher says that ranks are on several hosts,
+  // the address is MASTER_ADDR (torchrun, by hand) or the first host of SLURM_STEP_NODELIST, else
+  // SLURM_JOB_NODELIST; UBEP_ADDRESS and UBEP_PORT replace it and the port, whatever it says.
+  // Throws Error{setup} that names the variable: none set, half of them, no number, several hosts
+  // without an address or without a job's name that is the same on all of them.
   static Bootstrap from_environment();
   // Whether any of these are there, complete or not.
   static bool in_environment();

@@ -15,11 +15,13 @@ void bind_bootstrap(nb::module_& module) {
                         "rank: 0..size-1. job: names the rendezvous, the same on all ranks.\n"
                         "timeout: seconds, or a timedelta, in which all ranks must arrive.\n"
                         "members: the ranks that take part, the same on all; empty = all of them.\n"
-                        "key: a secret that the ranks share; empty = none.")
+                        "key: a secret that the ranks share; empty = none.\n"
+                        "address: the host of the first member, where ranks of several hosts meet\n"
+                        "over TCP; empty = one host. port: where; 0 = 28237.")
       .def(
           "__init__",
           [](Bootstrap* self, int rank, int size, const std::string& job, double timeout,
-             std::vector<int> members, std::string key) {
+             std::vector<int> members, std::string key, std::string address, int port) {
             const std::chrono::milliseconds ms(static_cast<std::int64_t>(timeout * 1e3));
             new (self) Bootstrap{.rank = rank,
                                  .size = size,
@@ -28,10 +30,12 @@ void bind_bootstrap(nb::module_& module) {
                                  .key = std::move(key),
                                  .members = std::move(members),
                                  .threads = {},
-                                 .launcher = {}};
+                                 .launcher = {},
+                                 .address = std::move(address),
+                                 .port = port};
           },
           "rank"_a, "size"_a, "job"_a, "timeout"_a = 30.0, "members"_a = std::vector<int>(),
-          "key"_a = "")
+          "key"_a = "", "address"_a = "", "port"_a = 0)
       .def_static("from_environment", &Bootstrap::from_environment,
                   "The rank that a launcher's variables tell of; raises SetupError.")
       .def_static("in_environment", &Bootstrap::in_environment,
@@ -41,6 +45,8 @@ void bind_bootstrap(nb::module_& module) {
       .def_rw("job", &Bootstrap::job)
       .def_rw("members", &Bootstrap::members)
       .def_rw("key", &Bootstrap::key)
+      .def_rw("address", &Bootstrap::address)
+      .def_rw("port", &Bootstrap::port)
       .def_prop_rw(
           "timeout",
           [](const Bootstrap& self) { return static_cast<double>(self.timeout.count()) / 1e3; },

@@ -139,9 +139,11 @@ class Bootstrap:
     timeout: seconds, or a timedelta, in which all ranks must arrive.
     members: the ranks that take part, the same on all; empty = all of them.
     key: a secret that the ranks share; empty = none.
+    address: the host of the first member, where ranks of several hosts meet
+    over TCP; empty = one host. port: where; 0 = 28237.
     """
 
-    def __init__(self, rank: int, size: int, job: str, timeout: float = 30.0, members: Sequence[int] = [], key: str = '') -> None: ...
+    def __init__(self, rank: int, size: int, job: str, timeout: float = 30.0, members: Sequence[int] = [], key: str = '', address: str = '', port: int = 0) -> None: ...
 
     @staticmethod
     def from_environment() -> Bootstrap:
@@ -180,6 +182,18 @@ class Bootstrap:
 
     @key.setter
     def key(self, arg: str, /) -> None: ...
+
+    @property
+    def address(self) -> str: ...
+
+    @address.setter
+    def address(self, arg: str, /) -> None: ...
+
+    @property
+    def port(self) -> int: ...
+
+    @port.setter
+    def port(self, arg: int, /) -> None: ...
 
     @property
     def timeout(self) -> float:

@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <numeric>
+#include <string_view>
 
 #include "base/math.hpp"
 #include "ubep/status.hpp"
@@ -43,6 +45,26 @@ bool overlap(const ConstRows& a, const ConstRows& b) {
   return column < a.row_bytes() || column + b.row_bytes() > stride;
 }
 
+void check_address(const Bootstrap& bootstrap) {
+  check_range("port", bootstrap.port, 0, 65535);
+  const std::string& address = bootstrap.address;
+  if (address.empty()) return;
+  if (bootstrap.threads != nullptr) {
+    refuse("address is '{}', expected none where ranks are threads", address);
+  }
+  const auto may_be = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+           std::string_view(".-_:%").find(c) != std::string_view::npos;
+  };
+  if (address.size() > 255 || !std::all_of(address.begin(), address.end(), may_be) ||
+      std::count(address.begin(), address.end(), ':') == 1) {  // host:port
+    refuse(
+        "address is '{}', expected the name or IP address of a host; its port is an option of "
+        "its own (Bootstrap::port, UBEP_PORT)",
+        address);
+  }
+}
+
 }  // namespace
 
 Bootstrap check_bootstrap(const Bootstrap& bootstrap) {
@@ -54,6 +76,7 @@ Bootstrap check_bootstrap(const Bootstrap& bootstrap) {
   if (!bootstrap.key.empty() && bootstrap.threads != nullptr) {
     refuse("key is given, expected none where ranks are threads");
   }
+  check_address(bootstrap);
   Bootstrap checked = bootstrap;
   if (!checked.members.empty()) checked.members = check_members(bootstrap, checked.members);
   return checked;

@@ -77,15 +77,21 @@ class Reader {
     return bootstrap;
   }
 
-  // The launcher says how many of its ranks are on this host: must be all.
-  void check_one_host(const Bootstrap& bootstrap, const char* local_size) const {
+  // The launcher says how many of its ranks are on this host. Where that is not all, they meet at
+  // the address in `variable` (null = the launcher names none).
+  void find_address(Bootstrap& bootstrap, const char* local_size, const char* variable) const {
     if (!has(local_size)) return;
     const std::int64_t local = number(local_size, 1, kMaxRanks);
-    if (local == bootstrap.size) return;
+    if (local == bootstrap.size || has("UBEP_ADDRESS")) return;
+    if (variable != nullptr && has(variable)) {
+      bootstrap.address = find(variable);
+      return;
+    }
     fail(
-        fmt::format("{} is {}, but the world has {} ranks ({}): ranks on several hosts cannot be "
-                    "joined in this version",
-                    local_size, local, bootstrap.size, bootstrap.launcher));
+        fmt::format("{} is {}, but the world has {} ranks ({}): they are on several hosts: "
+                    "expected the host of rank 0 in {}{}UBEP_ADDRESS",
+                    local_size, local, bootstrap.size, bootstrap.launcher,
+                    variable == nullptr ? "" : variable, variable == nullptr ? "" : " or "));
   }
 
   // `prefix` and what of these is set, or nothing.
@@ -97,10 +103,19 @@ class Reader {
     return parts.empty() ? std::string() : fmt::format("{}-{}", prefix, fmt::join(parts, "-"));
   }
 
-  std::string by_starter(const char* prefix, const RankVariables& names) const {
+  // Of another name on each host: only for ranks of one.
+  std::string by_starter(const Bootstrap& bootstrap, const char* prefix, const RankVariables& names,
+                         const char* local_size) const {
+    if (has("UBEP_RENDEZVOUS")) return {};  // names the job by itself
+    const bool on_one_host = has(local_size) && number(local_size, 1, kMaxRanks) == bootstrap.size;
+    if (!on_one_host && (has("UBEP_ADDRESS") || !bootstrap.address.empty())) {
+      fail(
+          fmt::format("ranks may be on several hosts, on which {} tells no job's name that is the "
+                      "same: expected a name in UBEP_RENDEZVOUS",
+                      bootstrap.launcher));
+    }
     const std::string starter = facts_.starter(names.rank, names.size);
     if (!starter.empty()) return fmt::format("{}-{}", prefix, starter);
-    if (has("UBEP_RENDEZVOUS")) return {};  // names the job by itself
     fail("cannot tell which process started the ranks: expected a name in UBEP_RENDEZVOUS");
   }
 
@@ -125,7 +140,7 @@ Bootstrap from_ubep(const Reader& env) {
 
 Bootstrap from_torchrun(const Reader& env) {
   Bootstrap bootstrap = env.place(kTorchrun);
-  env.check_one_host(bootstrap, "LOCAL_WORLD_SIZE");
+  env.find_address(bootstrap, "LOCAL_WORLD_SIZE", "MASTER_ADDR");
   bootstrap.job = env.joined("torchrun", {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
                                           "MASTER_ADDR", "MASTER_PORT"});
   return bootstrap;
@@ -133,26 +148,31 @@ Bootstrap from_torchrun(const Reader& env) {
 
 Bootstrap from_open_mpi(const Reader& env) {
   Bootstrap bootstrap = env.place(kOpenMpi);
-  env.check_one_host(bootstrap, "OMPI_COMM_WORLD_LOCAL_SIZE");
+  constexpr const char* kLocalSize = "OMPI_COMM_WORLD_LOCAL_SIZE";
+  env.find_address(bootstrap, kLocalSize, nullptr);
   for (const char* name : {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}) {
     if (bootstrap.job.empty()) bootstrap.job = env.joined("openmpi", {name});
   }
-  if (bootstrap.job.empty()) bootstrap.job = env.by_starter("openmpi", kOpenMpi);
+  if (bootstrap.job.empty()) {
+    bootstrap.job = env.by_starter(bootstrap, "openmpi", kOpenMpi, kLocalSize);
+  }
   return bootstrap;
 }
 
 Bootstrap from_mpich(const Reader& env) {
   Bootstrap bootstrap = env.place(kMpich);
-  env.check_one_host(bootstrap, "MPI_LOCALNRANKS");
-  bootstrap.job = env.by_starter("mpich", kMpich);
+  env.find_address(bootstrap, "MPI_LOCALNRANKS", nullptr);
+  bootstrap.job = env.by_starter(bootstrap, "mpich", kMpich, "MPI_LOCALNRANKS");
   return bootstrap;
 }
 
 Bootstrap from_hand(const Reader& env) {
   Bootstrap bootstrap = env.place(kByHand);
-  env.check_one_host(bootstrap, "LOCAL_WORLD_SIZE");
+  env.find_address(bootstrap, "LOCAL_WORLD_SIZE", "MASTER_ADDR");
   bootstrap.job = env.joined("env", {"MASTER_ADDR", "MASTER_PORT"});
-  if (bootstrap.job.empty()) bootstrap.job = env.by_starter("env", kByHand);
+  if (bootstrap.job.empty()) {
+    bootstrap.job = env.by_starter(bootstrap, "env", kByHand, "LOCAL_WORLD_SIZE");
+  }
   return bootstrap;
 }
 
@@ -161,15 +181,42 @@ bool is_slurm_step(const Reader& env) {
   return env.has("SLURM_STEP_ID") && env.has("SLURM_PROCID");
 }
 
+// Of a list as Slurm writes it: "node[03-05,7],other", "a,b", "rack[1-2]node[0-3]".
+std::string first_host(const char* variable, const std::string& list) {
+  std::string host;
+  bool complete = true;
+  for (std::size_t i = 0; i < list.size() && list[i] != ','; ++i) {
+    if (list[i] != '[') {
+      host += list[i];
+      complete = complete && list[i] != ']';
+      continue;
+    }
+    const std::size_t close = list.find(']', i);
+    const std::size_t end = list.find_first_of(",-]", i);
+    complete = complete && close != std::string::npos && end > i + 1;
+    if (!complete) break;
+    host += list.substr(i + 1, end - i - 1);
+    i = close;
+  }
+  if (complete && !host.empty()) return host;
+  fail(fmt::format("{} is '{}', expected names of hosts as Slurm writes them", variable, list));
+}
+
 Bootstrap from_slurm(const Reader& env) {
   const bool step = env.has("SLURM_STEP_NUM_TASKS");
   Bootstrap bootstrap =
       env.place({"Slurm", "SLURM_PROCID", step ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS"});
   const char* nodes = env.has("SLURM_STEP_NUM_NODES") ? "SLURM_STEP_NUM_NODES" : "SLURM_NNODES";
-  if (env.has(nodes) && std::strcmp(env.find(nodes), "1") != 0) {
-    fail(
-        fmt::format("{} is {}, expected 1: ranks on several hosts cannot be joined in this version",
-                    nodes, env.find(nodes)));
+  if (env.has(nodes) && std::strcmp(env.find(nodes), "1") != 0 && !env.has("UBEP_ADDRESS")) {
+    const bool of_step = env.has("SLURM_STEP_NODELIST");
+    const char* list = of_step ? "SLURM_STEP_NODELIST" : "SLURM_JOB_NODELIST";
+    if (!env.has(list)) {
+      fail(
+          fmt::format("{} is {}: ranks are on several hosts: expected their names in {}, or the "
+                      "host of rank 0 in UBEP_ADDRESS",
+                      nodes, env.find(nodes), list));
+    }
+    bootstrap.address = first_host(list, env.find(list));
   }
   if (!env.has("SLURM_JOB_ID")) fail("SLURM_JOB_ID is not set, though SLURM_STEP_ID is");
   bootstrap.job = env.joined("slurm", {"SLURM_JOB_ID", "SLURM_STEP_ID"});
@@ -284,6 +331,8 @@ std::optional<Bootstrap> find_launch(const LaunchFacts& facts) {
   std::optional<Bootstrap> bootstrap = find_launcher(env);
   if (!bootstrap) return bootstrap;
   if (env.has("UBEP_RENDEZVOUS")) bootstrap->job = env.find("UBEP_RENDEZVOUS");
+  if (env.has("UBEP_ADDRESS")) bootstrap->address = env.find("UBEP_ADDRESS");
+  if (env.has("UBEP_PORT")) bootstrap->port = static_cast<int>(env.number("UBEP_PORT", 1, 65535));
   if (const char* key = facts.value("UBEP_JOB_KEY")) {
     if (*key == 0) fail("UBEP_JOB_KEY is empty, expected a secret, or that it is not set");
     bootstrap->key = key;

@@ -26,7 +26,7 @@ struct LaunchFacts {
 LaunchFacts facts_of_this_process();
 
 // Nothing: no launcher. Throws Error{setup} when variables contradict each other, are missing or no
-// numbers, or tell of several hosts.
+// numbers, or tell of several hosts and not where to meet.
 std::optional<Bootstrap> find_launch(const LaunchFacts& facts);
 
 }  // namespace ubep

@@ -24,6 +24,10 @@ namespace {
 
 constexpr char kDomain[] = "ubep job key, version 1";
 
+bool are_equal(const JobKey::Proof& a, const JobKey::Proof& b) {
+  return sodium_memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
 const unsigned char* bytes_of(const void* data) { return static_cast<const unsigned char*>(data); }
 
 class Hash {
@@ -67,8 +71,30 @@ JobKey::Proof JobKey::prove(const Claim& claim) const {
 }
 
 bool JobKey::verify(const Claim& claim, const Proof& proof) const {
-  const Proof expected = prove(claim);
-  return sodium_memcmp(expected.data(), proof.data(), proof.size()) == 0;
+  return are_equal(prove(claim), proof);
+}
+
+JobKey JobKey::session(Claim claim) const {
+  claim.side = Side::both;  // no side ever proves this: it stays a secret
+  JobKey key;
+  key.key_ = prove(claim);
+  key.given_ = true;
+  return key;
+}
+
+JobKey::Proof JobKey::sign(const Stamp& stamp, std::string_view said) const {
+  Hash hash(&key_);
+  hash.add(&stamp.from, sizeof(stamp.from));
+  std::array<unsigned char, 12> numbers = {};  // the same on all machines
+  for (std::size_t i = 0; i < 4; ++i) numbers[i] = (stamp.guest >> (8 * i)) & 0xFF;
+  for (std::size_t i = 0; i < 8; ++i) numbers[4 + i] = (stamp.number >> (8 * i)) & 0xFF;
+  hash.add(numbers.data(), numbers.size());
+  hash.add(said.data(), said.size());
+  return hash.finish();
+}
+
+bool JobKey::verify(const Stamp& stamp, std::string_view said, const Proof& proof) const {
+  return are_equal(sign(stamp, said), proof);
 }
 
 #else
@@ -81,6 +107,9 @@ JobKey::JobKey(const std::string& secret) {
 
 JobKey::Proof JobKey::prove(const Claim&) const { return {}; }
 bool JobKey::verify(const Claim&, const Proof&) const { return false; }
+JobKey JobKey::session(Claim) const { return {}; }
+JobKey::Proof JobKey::sign(const Stamp&, std::string_view) const { return {}; }
+bool JobKey::verify(const Stamp&, std::string_view, const Proof&) const { return false; }
 
 #endif
 

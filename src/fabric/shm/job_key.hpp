@@ -6,7 +6,9 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace ubep {
 
@@ -22,7 +24,7 @@ class JobKey {
 
   bool given() const { return given_; }
 
-  enum class Side : unsigned char { host = 1, guest = 2 };
+  enum class Side : unsigned char { host = 1, guest = 2, both = 3 };
   struct Claim {
     Side side;
     std::string meeting;  // whatever must be the same on both sides
@@ -31,6 +33,17 @@ class JobKey {
   };
   Proof prove(const Claim& claim) const;
   bool verify(const Claim& claim, const Proof& proof) const;
+
+  // A key for what is said once both sides have proved themselves; of this claim alone.
+  JobKey session(Claim claim) const;
+  // Where something that is said belongs.
+  struct Stamp {
+    Side from;
+    std::uint32_t guest;   // its rank
+    std::uint64_t number;  // of what this side says
+  };
+  Proof sign(const Stamp& stamp, std::string_view said) const;
+  bool verify(const Stamp& stamp, std::string_view said, const Proof& proof) const;
 
  private:
   std::array<std::byte, kBytes> key_ = {};

@@ -41,8 +41,12 @@ std::string socket_name(const JoinRequest& request) {
 }
 
 std::string job_text(const JoinRequest& request) {
-  const std::string text = fmt::format("job '{}' of {} ranks (socket @{})", request.job,
-                                       request.size, socket_name(request));
+  return job_text(request, "socket @" + socket_name(request));
+}
+
+std::string job_text(const JoinRequest& request, const std::string& place) {
+  const std::string text =
+      fmt::format("job '{}' of {} ranks ({})", request.job, request.size, place);
   if (!request.names_members) return text;
   return fmt::format("{} with members {}: all members must name the same size and members", text,
                      rank_list(request.members));

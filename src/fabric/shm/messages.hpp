@@ -69,6 +69,7 @@ void answer_challenge(const JoinRequest& request, const Socket& host, const Orde
                       const Hello& mine, const std::vector<int>& fds);
 std::string rank_list(const std::vector<int>& ranks);
 std::string job_text(const JoinRequest& request);
+std::string job_text(const JoinRequest& request, const std::string& place);
 // False when the other side is gone.
 bool send_refusal(const Socket& socket, const std::string& text);
 bool send_regret(const Socket& socket, const JoinRequest& request, const std::string& text);

@@ -214,14 +214,84 @@ TEST(LauncherTest, WhatIsNoNumberIsRefused) {
   }
 }
 
-TEST(LauncherTest, SeveralHostsAreRefusedAtOnce) {
-  expect_refused(
-      kTorchrun + Variables{{"LOCAL_WORLD_SIZE", "4"}},
-      "LOCAL_WORLD_SIZE is 4, but the world has 5 ranks (torchrun): ranks on several hosts");
-  expect_refused(kByHand + Variables{{"LOCAL_WORLD_SIZE", "1"}}, "several hosts");
-  expect_refused(kOpenMpi + Variables{{"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}, "several hosts");
-  expect_refused(kMpich + Variables{{"MPI_LOCALNRANKS", "1"}}, "several hosts");
-  expect_refused(kSlurm + Variables{{"SLURM_NNODES", "2"}}, "SLURM_NNODES is 2, expected 1");
+TEST(LauncherTest, OneHostNeedsNoAddress) {
+  for (const Variables& variables :
+       {kUbep, kTorchrun, kOpenMpi, kMpich, kByHand, kByHand + kMaster, kSlurm}) {
+    EXPECT_EQ(find(variables)->address, "");
+    EXPECT_EQ(find(variables)->port, 0);
+  }
+}
+
+TEST(LauncherTest, SeveralHostsMeetWhereTheLauncherSays) {
+  const Variables few{{"LOCAL_WORLD_SIZE", "4"}, {"MASTER_ADDR", "host-a"}};
+  EXPECT_EQ(find(kTorchrun + few)->address, "host-a");
+  EXPECT_EQ(find(kTorchrun + few)->port, 0);  // MASTER_PORT is torch's own
+  EXPECT_EQ(find(kTorchrun + few)->job, "torchrun-r-4-host-a-29500");
+  EXPECT_EQ(find(kByHand + few)->address, "host-a");
+  expect_refused(without(kTorchrun + few, "MASTER_ADDR"),
+                 "LOCAL_WORLD_SIZE is 4, but the world has 5 ranks (torchrun): they are on several "
+                 "hosts: expected the host of rank 0 in MASTER_ADDR or UBEP_ADDRESS");
+  expect_refused(kByHand + Variables{{"LOCAL_WORLD_SIZE", "1"}}, "in MASTER_ADDR or UBEP_ADDRESS");
+  expect_refused(kOpenMpi + Variables{{"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}},
+                 "expected the host of rank 0 in UBEP_ADDRESS");
+  expect_refused(kMpich + Variables{{"MPI_LOCALNRANKS", "1"}}, "in UBEP_ADDRESS");
+}
+
+TEST(LauncherTest, SlurmNamesTheHosts) {
+  const Variables two = kSlurm + Variables{{"SLURM_NNODES", "2"}};
+  expect_refused(two,
+                 "SLURM_NNODES is 2: ranks are on several hosts: expected their names in "
+                 "SLURM_JOB_NODELIST, or the host of rank 0 in UBEP_ADDRESS");
+  const std::map<std::string, std::string> first{
+      {"a", "a"},
+      {"a,b", "a"},
+      {"node[03-05,7]", "node03"},
+      {"node[7,9-11],other", "node7"},
+      {"node[12]-ib,x", "node12-ib"},
+      {"rack[1-2]node[04-06],b", "rack1node04"},
+      {"host-1.example.org,host-2", "host-1.example.org"}};
+  for (const auto& [list, host] : first) {
+    EXPECT_EQ(find(two + Variables{{"SLURM_JOB_NODELIST", list}})->address, host) << list;
+  }
+  for (const char* list : {"node[", "node[03", "node[]", "node[-3]", "node]", ",a", "[,1]"}) {
+    expect_refused(two + Variables{{"SLURM_JOB_NODELIST", list}},
+                   std::string("SLURM_JOB_NODELIST is '") + list + "', expected names of hosts");
+  }
+  // The step's hosts count.
+  const Variables lists{{"SLURM_JOB_NODELIST", "a,b"}, {"SLURM_STEP_NODELIST", "b,c"}};
+  EXPECT_EQ(find(two + lists)->address, "b");
+  EXPECT_EQ(find(kSlurm + lists)->address, "");
+}
+
+TEST(LauncherTest, OurAddressAndPortAlwaysWin) {
+  const Variables ours{{"UBEP_ADDRESS", "here"}, {"UBEP_PORT", "1234"}, {"UBEP_RENDEZVOUS", "job"}};
+  const Variables several{{"LOCAL_WORLD_SIZE", "1"},
+                          {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"},
+                          {"MPI_LOCALNRANKS", "1"},
+                          {"SLURM_NNODES", "2"}};
+  for (const Variables& variables : {kUbep, kTorchrun, kOpenMpi, kMpich, kByHand, kSlurm}) {
+    for (const Variables& all : {variables + ours, variables + several + ours}) {
+      EXPECT_EQ(find(all)->address, "here");
+      EXPECT_EQ(find(all)->port, 1234);
+    }
+  }
+  for (const char* port : {"0", "65536", "x"}) {
+    expect_refused(kUbep + Variables{{"UBEP_PORT", port}}, "UBEP_PORT is '");
+  }
+}
+
+// The process that started the ranks is another one on each host.
+TEST(LauncherTest, SeveralHostsNeedAJobThatAllKnow) {
+  const Variables here{{"UBEP_ADDRESS", "here"}};
+  const Variables bare_open_mpi =
+      without(without(kOpenMpi, "PMIX_NAMESPACE"), "OMPI_MCA_ess_base_jobid");
+  expect_refused(kByHand + here, "expected a name in UBEP_RENDEZVOUS");
+  expect_refused(kMpich + here + Variables{{"MPI_LOCALNRANKS", "1"}}, "UBEP_RENDEZVOUS");
+  expect_refused(bare_open_mpi + here + Variables{{"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}},
+                 "UBEP_RENDEZVOUS");
+  EXPECT_EQ(find(kMpich + here)->job, "mpich-77-99");  // all on one host, it says
+  EXPECT_EQ(find(kByHand + here + Variables{{"LOCAL_WORLD_SIZE", "5"}})->job, "env-77-99");
+  EXPECT_EQ(find(kByHand + here + kMaster)->job, "env-127.0.0.1-29500");
 }
 
 TEST(LauncherTest, WithoutAStarterAJobMustBeNamed) {

@@ -143,6 +143,26 @@ TEST(BootstrapMisuseTest, AnotherSizeThanTheThreadGroups) {
                [&] { Communicator::create(bootstrap, options); });
 }
 
+TEST(BootstrapMisuseTest, WhatIsNoAddressOrPort) {
+  const CommunicatorOptions options{.num_experts = 4, .max_tokens = 4, .max_hidden = 24};
+  for (const char* address : {"a host", "host:1234", "tcp://host", "[::1]", "a,b", "host\n"}) {
+    Bootstrap bootstrap{.job = "job"};
+    bootstrap.address = address;
+    expect_error(ErrorCode::invalid_argument, {"address is '", address, "UBEP_PORT"},
+                 [&] { Communicator::create(bootstrap, options); });
+  }
+  Bootstrap threads = ThreadGroup(1).bootstrap(0);
+  threads.address = "host";
+  expect_error(ErrorCode::invalid_argument, {"address is 'host'", "threads"},
+               [&] { Communicator::create(threads, options); });
+  for (const int port : {-1, 65'536}) {
+    Bootstrap bootstrap{.job = "job"};
+    bootstrap.port = port;
+    expect_error(ErrorCode::invalid_argument, {"port is", std::to_string(port), "0..65535"},
+                 [&] { Communicator::create(bootstrap, options); });
+  }
+}
+
 TEST(BootstrapMisuseTest, SizesOutsideTheRange) {
   for (const int size : {0, 65}) {
     const Parts parts{"size", std::to_string(size), "1..64"};
