@@ -57,7 +57,7 @@ class Reader {
   int signed_number() { return static_cast<int>(number<std::uint32_t>()); }
   void bytes(std::span<std::byte> to) {
     const std::string_view part = take(to.size());
-    std::memcpy(to.data(), part.data(), part.size());
+    if (!part.empty()) std::memcpy(to.data(), part.data(), part.size());
   }
   std::string_view text(std::size_t most) {
     const std::size_t length = number<std::uint32_t>();

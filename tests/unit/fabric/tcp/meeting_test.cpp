@@ -122,7 +122,7 @@ TEST(TcpMeetingTest, WhoComesForAnotherSetOfMembersWaitsForIt) {
 }
 
 TEST(TcpMeetingTest, OtherMembersAreNamedToBoth) {
-  TcpCase here{.size = 3, .patience = 400ms};
+  TcpCase here{.size = 3, .patience = 600ms};
   const auto ends = run_some({0, 1}, [&](int rank) {
     TcpCase mine = here;
     mine.members = rank == 0 ? std::vector<int>{0, 1} : std::vector<int>{0, 1, 2};
@@ -262,13 +262,13 @@ TEST(TcpMeetingTest, AnotherJobIsToldSoAndDisturbsNobody) {
   const TcpCase here;
   TcpCase other = here;
   other.job = "another";
-  other.patience = 300ms;
+  other.patience = 500ms;
   const auto ends = run_some({0, 1, 2}, [&](int who) {
     if (who == 2) {
       (void)TcpMeeting(other.request(1), other.place());
       return;
     }
-    if (who == 1) std::this_thread::sleep_for(500ms);
+    if (who == 1) std::this_thread::sleep_for(700ms);
     EXPECT_EQ(TcpMeeting(here.request(who), here.place()).exchange("x")[1], "x");
   });
   EXPECT_EQ(ends[0].text, "ok");
