@@ -34,6 +34,16 @@ if(TARGET sodium::sodium)
 endif()
 ubep_note(libsodium UBEP_HAVE_SODIUM "${sodium_VERSION}" "job keys")
 
+# Its headers; the library is loaded when ranks of several hosts meet.
+set(UBEP_HAVE_UCX OFF)
+find_path(UBEP_UCX_INCLUDE_DIR ucp/api/ucp.h)
+mark_as_advanced(UBEP_UCX_INCLUDE_DIR)
+if(UBEP_UCX_INCLUDE_DIR)
+  set(UBEP_HAVE_UCX ON)
+  find_package(ucx CONFIG QUIET)
+endif()
+ubep_note(ucx UBEP_HAVE_UCX "${ucx_VERSION}" "several hosts")
+
 set(UBEP_HAVE_TESTS OFF)
 if(UBEP_BUILD_TESTS)
   ubep_find(GTest tests)

@@ -12,6 +12,19 @@
 #include "protocol/segment_layout.hpp"
 
 namespace ubep {
+namespace {
+
+bool spans_hosts(const Bootstrap& bootstrap) { return !bootstrap.address.empty(); }
+
+TcpPlace place_of(const Bootstrap& bootstrap) { return {bootstrap.address, bootstrap.port}; }
+
+void decline(const Bootstrap& bootstrap, const char* why) {
+  const JoinRequest request = request_of(bootstrap);
+  spans_hosts(bootstrap) ? UcxFabric::decline(request, place_of(bootstrap), why)
+                         : ShmFabric::decline(request, bootstrap.threads.get(), why);
+}
+
+}  // namespace
 
 Communicator::Impl& Communicator::here() const {
   if (impl_ == nullptr) throw Error(ErrorCode::misuse, "this communicator was moved from");
@@ -39,6 +52,7 @@ Communicator::~Communicator() { close(); }
 JoinRequest Communicator::Impl::prepare(const CommunicatorOptions& options) {
   rank = bootstrap.rank;
   config = make_config(options, bootstrap.size);
+  if (spans_hosts(bootstrap)) let_span_hosts(options, config);
   timeout = timeout_of(options);
   memory = plan_of(config, rank);
   crowd.ranks_per_cpu = ranks_per_cpu(bootstrap.size);
@@ -51,10 +65,16 @@ JoinRequest Communicator::Impl::prepare(const CommunicatorOptions& options) {
 // Joins the others, then takes their fabric in place of the one at hand.
 void Communicator::Impl::meet(const JoinRequest& request) {
   if (fabric != nullptr) show_meeting();
-  auto met = ShmFabric::join(request, bootstrap.threads.get());
+  UcxFabric::Joined met;
+  if (spans_hosts(bootstrap)) {
+    met = UcxFabric::join(request, place_of(bootstrap));
+  } else {
+    met.local = ShmFabric::join(request, bootstrap.threads.get());
+  }
   if (engine != nullptr) engine->close();
   engine.reset();
-  fabric = std::move(met);
+  hosts = std::move(met.all);
+  fabric = std::move(met.local);
   facts.probes = fabric->facts().flag_one_way_ns > 0 ? 1 : 0;
   take_facts();
   make_engine();
@@ -77,9 +97,11 @@ void Communicator::Impl::show_meeting() {
 
 void Communicator::Impl::make_engine() {
   try {
-    engine = make_shm_engine(*fabric, {.config = config, .store = facts.store, .absent = absent()});
+    const EngineOptions options{.config = config, .store = facts.store, .absent = absent()};
+    engine = hosts != nullptr ? make_ucx_engine(*hosts, options) : make_shm_engine(*fabric, options);
   } catch (...) {
-    fabric->set_state(PeerState::failed);  // the others may have begun
+    // The others may have begun.
+    hosts != nullptr ? hosts->set_state(PeerState::failed) : fabric->set_state(PeerState::failed);
     closed = true;
     throw;
   }
@@ -105,7 +127,7 @@ Communicator Communicator::create(const Bootstrap& bootstrap, const Communicator
     try {
       request = impl->prepare(options);
     } catch (const std::exception& error) {
-      ShmFabric::decline(request_of(impl->bootstrap), bootstrap.threads.get(), error.what());
+      decline(impl->bootstrap, error.what());
       throw;
     }
     impl->meet(request);
@@ -154,6 +176,7 @@ Status Communicator::start_round(const Input& in, const Routing& routing,
       resolve(options, impl.config,
               {.store = impl.facts.store,
                .push = impl.config.push,
+               .hosts = impl.config.returns,
                .bytes = static_cast<std::uint64_t>(x.num_rows * x.row_bytes())});
   if (x.num_rows > impl.config.max_tokens) return impl.too_many_tokens(x);
   check_routing(routing, x.num_rows, impl.config);
@@ -394,6 +417,7 @@ Status Communicator::input(std::int64_t num_tokens, std::int64_t hidden, DType d
 void Communicator::close() {
   if (impl_ == nullptr || impl_->closed || impl_->generation != fork_generation()) return;
   impl_->closed = true;
+  if (impl_->hosts != nullptr && impl_->engine != nullptr) impl_->help_others();
   if (impl_->engine != nullptr) impl_->engine->close();
 }
 

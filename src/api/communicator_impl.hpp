@@ -17,6 +17,7 @@
 #include "engine/engine.hpp"
 #include "engine/waiter.hpp"
 #include "fabric/shm/fabric.hpp"
+#include "fabric/ucx/fabric.hpp"
 #include "ubep/communicator.hpp"
 
 namespace ubep {
@@ -43,7 +44,8 @@ struct [[gnu::visibility("hidden")]] Communicator::Impl {
   std::vector<std::int32_t> masked_ids;  // of the dispatch that is being started
   Turns turns;
   // Destroyed in reverse: handles find the engine gone before its memory is.
-  std::unique_ptr<ShmFabric> fabric;
+  std::unique_ptr<ShmFabric> fabric;  // of this host
+  std::unique_ptr<UcxFabric> hosts;   // null: all ranks are meant to be on one
   std::shared_ptr<Engine> engine;
   WaitNotice notice;
 
@@ -52,6 +54,9 @@ struct [[gnu::visibility("hidden")]] Communicator::Impl {
   void show_meeting();
   void make_engine();
   void introduce();
+  const std::vector<int>& members() const {
+    return hosts != nullptr ? hosts->members() : fabric->members();
+  }
   std::vector<int> absent() const;  // ranks that take no part
 
   void check_process() const {
@@ -183,6 +188,22 @@ struct [[gnu::visibility("hidden")]] Communicator::Impl {
         goes_on();
       }
       return status;
+    }
+  }
+
+  // Ranks of other hosts read what this one has with its help. Not those who wait for what it will
+  // not do any more.
+  void help_others() {
+    if (engine->pending() || engine->holds_lease()) return;
+    Waiter waiter(spin, deadline(), crowd);
+    while (!engine->is_dispensable()) {
+      if (engine->step(0, 1) > 0) {
+        waiter.busy();
+        continue;
+      }
+      const Waiter::Advice advice = waiter.idle();
+      if (advice == Waiter::Advice::expired) return;
+      if (advice == Waiter::Advice::look_for_losses) engine->look_for_losses();
     }
   }
 

@@ -12,14 +12,14 @@ namespace ubep {
 
 std::vector<int> Communicator::Impl::absent() const {
   std::vector<int> ranks;
-  const std::vector<int>& members = fabric->members();
+  const std::vector<int>& present = members();
   for (int r = 0; r < config.size; ++r) {
-    if (!std::binary_search(members.begin(), members.end(), r)) ranks.push_back(r);
+    if (!std::binary_search(present.begin(), present.end(), r)) ranks.push_back(r);
   }
   return ranks;
 }
 
-std::vector<int> Communicator::members() const { return open().fabric->members(); }
+std::vector<int> Communicator::members() const { return open().members(); }
 
 void Communicator::update_membership(std::vector<int> members) {
   Impl& impl = open();
@@ -54,6 +54,10 @@ void Communicator::mask(int rank) {
   if (rank == impl.rank) throw Error(ErrorCode::misuse, "mask: the rank is this one: close()");
   if (impl.bootstrap.threads != nullptr) {
     throw Error(ErrorCode::misuse, "mask: ranks are threads of one process, expected processes");
+  }
+  if (impl.hosts != nullptr && impl.hosts->is_remote(rank)) {
+    throw Error(ErrorCode::misuse, fmt::format("mask: rank {} is on another host, {}", rank,
+                                               impl.hosts->host_name(rank)));
   }
   impl.fabric->end_peer(rank);
   impl.engine->look_for_losses();

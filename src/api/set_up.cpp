@@ -12,6 +12,7 @@
 #include "base/system_limits.hpp"
 #include "engine/engine.hpp"
 #include "fabric/shm/memory_limit.hpp"
+#include "fabric/ucx/host.hpp"
 #include "protocol/segment_layout.hpp"
 #include "ubep/status.hpp"
 
@@ -103,6 +104,8 @@ JoinRequest request_of(const Bootstrap& bootstrap) {
           .fields = {},
           .segment_bytes = {},
           .inbox_bytes = {},
+          .told_bytes = {},
+          .host = bootstrap.address.empty() ? std::string() : host_id(),
           .members = bootstrap.members,
           .names_members = !bootstrap.members.empty(),
           .key = JobKey(bootstrap.key)};
@@ -114,6 +117,7 @@ JoinRequest request_of(const Bootstrap& bootstrap, const GroupConfig& config) {
   for (int r = 0; r < bootstrap.size; ++r) {
     const SegmentLayout layout(config, r);
     request.segment_bytes.push_back(layout.bytes());
+    request.told_bytes.push_back(layout.x(0, 0, 0, 0).offset);
     if (config.push) request.inbox_bytes.push_back(layout.inbox_bytes());
   }
   check_address_space(

@@ -128,6 +128,20 @@ void EngineImpl<F>::release(HandleState& handle) {
 }
 
 template <Fabric F>
+bool EngineImpl<F>::is_dispensable() const {
+  if (!failed_.ok()) return true;
+  for (std::uint64_t e = epoch_; e > first_ && e + slots_.size() > epoch_; --e) {
+    const auto slot = static_cast<int>(e % slots_.size());
+    for (int p = 0; p < config_.size; ++p) {
+      if (p == rank_ || lost_.contains(p)) continue;
+      // acquires: nothing; that p reads no more of epoch e.
+      if (fabric_.load_flag(p, layout(p).done(slot)) < e) return false;
+    }
+  }
+  return true;
+}
+
+template <Fabric F>
 void EngineImpl<F>::close() {
   if (closed_) return;
   closed_ = true;

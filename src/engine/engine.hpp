@@ -55,6 +55,8 @@ class Engine {
   virtual bool holds_lease() const = 0;
   // Between operations; null = none.
   virtual void set_tracer(Tracer* tracer) = 0;
+  // Whether all live peers have done with what they read of this rank, and with its help.
+  virtual bool is_dispensable() const = 0;
   virtual void close() = 0;
 };
 
@@ -83,5 +85,7 @@ std::uint64_t private_bytes(const GroupConfig& config, int rank);
 
 class ShmFabric;
 std::shared_ptr<Engine> make_shm_engine(ShmFabric& fabric, const EngineOptions& options);
+class UcxFabric;
+std::shared_ptr<Engine> make_ucx_engine(UcxFabric& fabric, const EngineOptions& options);
 
 }  // namespace ubep

@@ -64,6 +64,7 @@ class EngineImpl final : public Engine {
   }
   Roles roles() const override { return roles_; }
   void set_tracer(Tracer* tracer) override { tracer_ = tracer; }
+  bool is_dispensable() const override;
   void close() override;
 
  private:

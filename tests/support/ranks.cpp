@@ -1,14 +1,18 @@
 #include "support/ranks.hpp"
 
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <stdexcept>
+#include <string>
 #include <thread>
 
 namespace ubep::test {
@@ -41,12 +45,36 @@ std::vector<int> thread_statuses(int size, const RankBody& body) {
 
 }  // namespace
 
-const char* name(RankKind kind) { return kind == RankKind::threads ? "threads" : "processes"; }
+const char* name(RankKind kind) {
+  return kind == RankKind::threads     ? "threads"
+         : kind == RankKind::processes ? "processes"
+                                       : "hosts";
+}
+
+int free_port() {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(address);
+  const bool known = bind(fd, reinterpret_cast<sockaddr*>(&address), length) == 0 &&
+                     getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0;
+  close(fd);
+  if (!known) throw std::runtime_error("no port is free");
+  return ntohs(address.sin_port);
+}
 
 std::vector<int> rank_statuses(RankKind kind, int size, const RankBody& body) {
   if (kind == RankKind::threads) return thread_statuses(size, body);
-  return fork_ranks(size, [&](const Bootstrap& bootstrap) {
+  const int port = kind == RankKind::hosts ? free_port() : 0;
+  return fork_ranks(size, [&](Bootstrap bootstrap) {
     alarm(kRankSeconds);
+    if (kind == RankKind::hosts) {
+      bootstrap.address = "127.0.0.1";
+      bootstrap.port = port;
+      setenv("UBEP_HOST_ID", std::to_string(host_of_rank(bootstrap.rank)).c_str(), 1);
+      setenv("UCX_NET_DEVICES", "lo", 0);
+    }
     body(bootstrap);
     return testing::Test::HasFailure() ? 1 : 0;
   });

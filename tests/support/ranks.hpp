@@ -21,7 +21,8 @@
 
 namespace ubep::test {
 
-enum class RankKind { threads, processes };
+// hosts: processes on several hosts, as far as they know (host_of_rank); all on loopback.
+enum class RankKind { threads, processes, hosts };
 
 const char* name(RankKind kind);
 
@@ -39,6 +40,12 @@ struct KindName {
 };
 
 using RankBody = std::function<void(const Bootstrap&)>;
+
+// 0, 0, 0, 1, 1, 2, 2, 2, 3, 3, ...: hosts of different numbers of ranks.
+inline int host_of_rank(int rank) { return rank * 2 / 5; }
+
+// A port of loopback that nobody listens on just now.
+int free_port();
 
 // Seconds after which a rank that hangs is ended by SIGALRM (processes), or the test (threads).
 inline constexpr unsigned kRankSeconds = 60;

@@ -20,7 +20,8 @@ constexpr int kMaxRanks = 64;
 
 Path path_of(const std::string& text, const char* option) {
   return one_of(text, option,
-                {Path::automatic, Path::read, Path::pull, Path::push, Path::bsp, Path::allgather});
+                {Path::automatic, Path::read, Path::pull, Path::push, Path::bsp, Path::allgather,
+                 Path::relay});
 }
 
 Layout layout_of(const std::string& text, const char* option) {
@@ -105,7 +106,7 @@ void add_bench_options(CLI::App& app, BenchOptions& o) {
       ->capture_default_str();
   app.add_option("--layout", o.layout, "rank_major, expert_major or expert_padded")
       ->capture_default_str();
-  app.add_option("--path", o.path, "auto, read, pull or push; bsp and allgather, the baselines")
+  app.add_option("--path", o.path, "auto, read, pull, push or relay; bsp and allgather, the baselines")
       ->capture_default_str();
   app.add_option("--protocol", o.protocol,
                  "of pushed rows: auto, put-with-signal, tff-16, tff-128, tff-512, dc, dc:ROWS, sp "

@@ -35,6 +35,9 @@ struct JoinRequest {
   AgreedFields fields;
   std::vector<std::uint64_t> segment_bytes;  // [R]
   std::vector<std::uint64_t> inbox_bytes;    // [R], or empty: nobody pushes
+  std::vector<std::uint64_t> told_bytes;     // [R] of a segment, at its start: what a rank tells
+                                             //     others, where they cannot read it themselves
+  std::string host;                          // the same on ranks that can share memory
   std::vector<int> members;                  // who meets, ascending; empty = all ranks
   bool names_members = false;                // the caller gave them, be it all
   JobKey key;

@@ -33,7 +33,7 @@ class Segment {
   // Of a peer. Takes ownership of `fd`.
   static Segment attach(int fd, std::uint64_t bytes, int rank);
 
-  // Of a rank that does not take part: all words are 0, and it never lives.
+  // Of a rank that takes no part, or is on another host: all words are 0, and it never lives.
   static Segment absent(std::uint64_t bytes, int rank);
 
   std::byte* data() const { return file_.data(); }

@@ -72,7 +72,7 @@ SharedFile SharedFile::attach(const SharedFileKind& kind, int fd, std::uint64_t 
 SharedFile SharedFile::absent(const SharedFileKind& kind, std::uint64_t bytes) {
   SharedFile file;
   file.bytes_ = bytes;
-  file.map(kind.name, kind.peer_protection);
+  file.map(kind.name, PROT_READ | PROT_WRITE);
   return file;
 }
 

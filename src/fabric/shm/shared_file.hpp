@@ -33,7 +33,7 @@ class SharedFile {
   // Maps the one of peer `rank`. Takes ownership of `fd`; checks size, seals and kind.
   static SharedFile attach(const SharedFileKind& kind, int fd, std::uint64_t bytes, int rank);
 
-  // Zeros that nobody shares, for a rank that does not take part.
+  // Zeros that nobody shares, for a rank that takes no part or is on another host.
   static SharedFile absent(const SharedFileKind& kind, std::uint64_t bytes);
 
   SharedFile() = default;

@@ -1,0 +1,63 @@
+// This rank's way to ranks of other hosts: puts into their memory and gets out of it, over UCX.
+//
+// What was put to a rank before an order() arrives before what is put to it later; otherwise in any
+// order. Bytes given to put() must stay as they are until the rank has answered to a word behind
+// them. Not thread-safe, and never waits but in finish().
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace ubep {
+
+// Memory of this rank that others put into or get from.
+struct Window {
+  std::byte* data = nullptr;
+  std::uint64_t bytes = 0;
+};
+
+class UcxTransport {
+ public:
+  using Deadline = std::chrono::steady_clock::time_point;
+
+  // Throws Error{setup}: this build or this machine has no UCX, or no network.
+  explicit UcxTransport(int size);
+  ~UcxTransport();
+  UcxTransport(const UcxTransport&) = delete;
+  UcxTransport& operator=(const UcxTransport&) = delete;
+
+  // What others need to reach these windows.
+  std::string describe(std::span<const Window> windows);
+  // From describe() of that rank. Throws Error{setup}.
+  void connect(int rank, const std::string& description);
+
+  void put(int rank, std::size_t window, std::uint64_t offset, std::span<const std::byte> from);
+  void order();
+  void put_word(int rank, std::size_t window, std::uint64_t offset, std::uint64_t value);
+  // Into `to`, which must stay until `*done` has become 1 (2: the rank cannot be reached any more).
+  void get(int rank, std::size_t window, std::uint64_t offset, std::span<std::byte> to, int* done);
+
+  // Moves transfers on; returns how many.
+  int progress();
+  // Whether everything put to this rank has arrived. True once after each time it was asked for.
+  bool flushed(int rank);
+  // Until all has arrived everywhere, or the deadline.
+  void finish(Deadline deadline);
+
+  // Why a rank cannot be reached any more; null = it can.
+  const char* failure(int rank) const;
+
+  // Of the library: its version; empty = this build has none.
+  static std::string version();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ubep
