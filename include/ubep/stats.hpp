@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "ubep/trace.hpp"
 #include "ubep/types.hpp"
@@ -39,6 +41,12 @@ struct CommunicatorFacts {
   std::uint64_t probes = 0;                  // that gave an answer, set-up included
   Store store = Store::far;                  // what `Store::automatic` became
   const char* store_reason = "";             // why
+  // With Bootstrap::address: of each rank a number that those of its host have alike, and the name
+  // of that host ("" of a rank that takes no part). Else empty.
+  std::vector<int> host_of;
+  std::vector<std::string> host_names;
+  std::string transport;         // between hosts, with its version; "" where all are on one
+  std::uint64_t host_bytes = 0;  // that this rank has put to ranks of other hosts, or fetched, so far
 };
 
 }  // namespace ubep

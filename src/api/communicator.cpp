@@ -153,7 +153,11 @@ int Communicator::num_local_experts() const {
   return impl.config.experts.num_local(impl.rank);
 }
 const GroupConfig& Communicator::config() const { return open().config; }
-CommunicatorFacts Communicator::facts() const { return here().facts; }
+CommunicatorFacts Communicator::facts() const {
+  CommunicatorFacts facts = here().facts;
+  if (here().hosts != nullptr) facts.host_bytes = here().hosts->bytes_between_hosts();
+  return facts;
+}
 MemoryPlan Communicator::memory() const { return here().memory; }
 
 Status Communicator::start_dispatch(const Input& in, const Routing& routing,

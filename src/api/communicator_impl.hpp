@@ -118,6 +118,14 @@ struct [[gnu::visibility("hidden")]] Communicator::Impl {
     facts.flag_one_way_ns = found.flag_one_way_ns;
     facts.store = choice.store;
     facts.store_reason = choice.reason;
+    if (hosts == nullptr) return;
+    facts.host_of.clear();
+    facts.host_names.clear();
+    for (int r = 0; r < config.size; ++r) {
+      facts.host_of.push_back(hosts->host_number(r));
+      facts.host_names.push_back(hosts->host_name(r));
+    }
+    facts.transport = hosts->transport();
   }
 
   // After a dispatch that this rank has waited for: others have, too, or are about to. Hosts move

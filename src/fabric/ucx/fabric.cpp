@@ -95,6 +95,15 @@ UcxFabric::~UcxFabric() {
   transport_->finish(std::chrono::steady_clock::now() + linger_);
 }
 
+std::string UcxFabric::transport() const {
+  return transport_ == nullptr ? std::string() : "UCX " + UcxTransport::version();
+}
+
+std::uint64_t UcxFabric::bytes_between_hosts() {
+  const std::lock_guard lock(mutex_);
+  return transport_ == nullptr ? 0 : transport_->bytes();
+}
+
 // Inbox, segment, then of each rank the copy of its segment; empty where there is none.
 std::vector<Window> UcxFabric::windows(const JoinRequest& request) {
   const auto mine = static_cast<std::size_t>(rank());

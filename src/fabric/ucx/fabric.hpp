@@ -69,6 +69,9 @@ class UcxFabric {
   const std::vector<int>& members() const { return members_; }  // of all hosts, ascending
   bool is_remote(int rank) const { return !host_of(rank).is_mine; }
   const std::string& host_name(int rank) const { return host_of(rank).name; }
+  int host_number(int rank) const { return host_of(rank).number; }
+  std::string transport() const;
+  std::uint64_t bytes_between_hosts();
 
  private:
   struct Host {

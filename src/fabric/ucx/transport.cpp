@@ -97,6 +97,7 @@ struct UcxTransport::Impl {
   // Values of words that are under way; 0 = free. Their addresses stay.
   std::deque<std::uint64_t> words;
   std::size_t next_word = 0;
+  std::uint64_t moved = 0;
 
   ~Impl();
   void open();
@@ -228,6 +229,7 @@ void UcxTransport::put(int rank, std::size_t window, std::uint64_t offset,
                        std::span<const std::byte> from) {
   Peer& peer = impl_->peer(rank);
   if (peer.status != UCS_OK || from.empty()) return;
+  impl_->moved += from.size();
   const RemoteWindow& to = peer.windows[window];
   ucp_request_param_t param = {};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK;
@@ -257,6 +259,7 @@ void UcxTransport::put_word(int rank, std::size_t window, std::uint64_t offset,
                             std::uint64_t value) {
   Peer& peer = impl_->peer(rank);
   if (peer.status != UCS_OK) return;
+  impl_->moved += sizeof(value);
   std::uint64_t* word = impl_->free_word();
   *word = value;
   const RemoteWindow& to = peer.windows[window];
@@ -276,6 +279,7 @@ void UcxTransport::get(int rank, std::size_t window, std::uint64_t offset, std::
   Peer& peer = impl_->peer(rank);
   *done = peer.status == UCS_OK ? 0 : 2;
   if (*done != 0) return;
+  impl_->moved += to.size();
   const RemoteWindow& from = peer.windows[window];
   ucp_request_param_t param = {};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
@@ -323,6 +327,8 @@ const char* UcxTransport::failure(int rank) const {
   const Peer& peer = impl_->peer(rank);
   return peer.status == UCS_OK ? nullptr : impl_->ucp.status_string(peer.status);
 }
+
+std::uint64_t UcxTransport::bytes() const { return impl_->moved; }
 
 std::string UcxTransport::version() { return ucp_library().version_string(); }
 

@@ -52,6 +52,8 @@ class UcxTransport {
   // Why a rank cannot be reached any more; null = it can.
   const char* failure(int rank) const;
 
+  // Put and fetched so far; words count 8.
+  std::uint64_t bytes() const;
   // Of the library: its version; empty = this build has none.
   static std::string version();
 

@@ -22,6 +22,7 @@ int UcxTransport::progress() { return 0; }
 bool UcxTransport::flushed(int) { return true; }
 void UcxTransport::finish(Deadline) {}
 const char* UcxTransport::failure(int) const { return nullptr; }
+std::uint64_t UcxTransport::bytes() const { return 0; }
 std::string UcxTransport::version() { return {}; }
 
 }  // namespace ubep
