@@ -110,6 +110,7 @@ class EngineImpl final : public Engine {
   void finish(Op& op);
 
   // roles_impl.hpp
+  int work_on(int lane);
   void split_roles(const Op& op);
   void deal_peers(TileBoard& board, int shares) const;
   void add_shares(Op& op);
@@ -152,6 +153,7 @@ class EngineImpl final : public Engine {
   void finish_telling(Op& op);
   Status describe_wait(const HandleState& handle) const;
   void describe_rows(const Op& op, int q, Status& status) const;
+  bool describe_relay(const Op& op, Status& status) const;
 
   // dispatch_impl.hpp
   Status next_slot(bool uses_input, std::uint64_t& epoch) const;

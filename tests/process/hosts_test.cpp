@@ -49,10 +49,9 @@ void spread(Case& c) {
       local.options.by_expert = local.options.mapped_view = false;
       local.options.reduction = problem.reduction;
       if (problem.every_token) continue;
-      local.options.path = relays               ? Path::relay
-                           : random.one_in(2)   ? Path::automatic
-                           : random.one_in(2)   ? Path::push
-                                                : Path::pull;
+      local.options.path = relays             ? (random.one_in(2) ? Path::automatic : Path::relay)
+                           : random.one_in(2) ? Path::push
+                                              : Path::pull;
     }
   }
 }

@@ -3,109 +3,123 @@
 #include <fmt/format.h>
 #include <time.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
+#include <map>
 #include <utility>
 
+#include "base/math.hpp"
 #include "fabric/ucx/library.hpp"
+#include "memory/word.hpp"
 #include "ubep/status.hpp"
 
 namespace ubep {
 namespace {
 
+constexpr unsigned kMessageId = 0;
+constexpr std::uint32_t kMagic = 0x50'45'42'55;          // "UBEP"
+constexpr std::uint64_t kShort = 8 * 1024;               // pieces up to here are copied,
+constexpr std::size_t kMostWaiting = 32 * 1024;          //   and so many bytes of them wait
+constexpr std::uint64_t kMostLong = 128 * 1024;          // of one message without a copy
+
+enum class Kind : std::uint32_t { bytes, word, get, got, ping, pong };
+
+// Before each piece. A message's header is that of its only piece, or one of kind `pieces` with
+// none: then the data holds pieces with headers of their own, each rounded up to 8 bytes.
+struct Piece {
+  Kind kind;
+  std::uint32_t window;
+  std::uint64_t offset;  // got: the fetch
+  std::uint64_t bytes;   // get: how many are asked for; word: the value
+};
+
+struct Header {
+  std::uint32_t magic;
+  std::int32_t rank;
+  std::uint64_t number;  // of the messages of this rank to that one, from 0
+  std::uint64_t pieces;  // 0: one, without a header of its own in the data
+  Piece piece;
+};
+
 [[noreturn]] void fail(const char* what, ucs_status_t status) {
-  throw Error(ErrorCode::setup, fmt::format("UCX: {} failed: {}", what,
-                                            ucp_library().status_string(status)));
+  throw Error(ErrorCode::setup,
+              fmt::format("UCX: {} failed: {}", what, ucp_library().status_string(status)));
 }
 
 void check(const char* what, ucs_status_t status) {
   if (status != UCS_OK) fail(what, status);
 }
 
-void append(std::string& to, const void* data, std::size_t bytes) {
-  to.append(static_cast<const char*>(data), bytes);
-}
-
-template <class T>
-void append_value(std::string& to, T value) {
-  append(to, &value, sizeof(value));
-}
-
-// Takes parts off a description, which came over the network.
-class Parts {
- public:
-  explicit Parts(const std::string& text) : text_(text) {}
-
-  template <class T>
-  T value() {
-    T value;
-    std::memcpy(&value, bytes(sizeof(T)), sizeof(T));
-    return value;
-  }
-  const char* bytes(std::size_t count) {
-    if (count > text_.size() - next_) {
-      throw Error(ErrorCode::setup, "UCX: a rank's description is cut off");
-    }
-    return text_.data() + std::exchange(next_, next_ + count);
-  }
-
- private:
-  const std::string& text_;
-  std::size_t next_ = 0;
+// Sent or waiting to be.
+struct Message {
+  Header header = {};
+  std::vector<std::byte> data;
 };
 
-struct RemoteWindow {
-  std::uint64_t address = 0;
-  std::uint64_t bytes = 0;
-  ucp_rkey_h key = nullptr;
+void append(std::vector<std::byte>& to, const void* data, std::size_t bytes) {
+  const auto* first = static_cast<const std::byte*>(data);
+  to.insert(to.end(), first, first + bytes);
+  to.resize(round_up(to.size(), 8));
+}
+
+struct Fetch {
+  std::span<std::byte> into;
+  int* done;
 };
 
 struct Peer {
   ucp_ep_h endpoint = nullptr;
-  std::vector<RemoteWindow> windows;
-  ucs_status_t status = UCS_OK;
-  ucs_status_ptr_t flush = nullptr;
+  std::vector<Window> windows;
+  const char* failure = nullptr;
+  std::unique_ptr<Message> waiting;
+  std::uint64_t sent = 0;      // messages
+  std::uint64_t received = 0;  // likewise, taken in
+  std::map<std::uint64_t, std::pair<Header, std::vector<std::byte>>> early;
+  std::map<std::uint64_t, Fetch> fetches;
+  std::uint64_t next_fetch = 0;
+  std::uint64_t pings = 0;
+  std::uint64_t pongs = 0;
+  bool flushing = false;
+  std::vector<Piece> answers;  // that are still to be given
 };
-
-// Of an endpoint, when the other side is gone.
-void on_failure(void* peer, ucp_ep_h, ucs_status_t status) {
-  static_cast<Peer*>(peer)->status = status;
-}
-
-void on_put(void* request, ucs_status_t, void*) { ucp_library().request_free(request); }
-
-// `word` is a place of Impl::words.
-void on_word(void* request, ucs_status_t, void* word) {
-  *static_cast<std::uint64_t*>(word) = 0;
-  ucp_library().request_free(request);
-}
-
-void on_get(void* request, ucs_status_t status, void* done) {
-  *static_cast<int*>(done) = status == UCS_OK ? 1 : 2;
-  ucp_library().request_free(request);
-}
 
 }  // namespace
 
 struct UcxTransport::Impl {
   const UcpLibrary& ucp = ucp_library();
+  int rank = 0;
   ucp_context_h context = nullptr;
   ucp_worker_h worker = nullptr;
   std::vector<Peer> peers;
-  std::vector<ucp_mem_h> memory;
-  // Values of words that are under way; 0 = free. Their addresses stay.
-  std::deque<std::uint64_t> words;
-  std::size_t next_word = 0;
-  std::uint64_t moved = 0;
+  std::uint64_t sent_bytes = 0;
 
   ~Impl();
   void open();
-  void make_worker();
-  void add_window(const Window& window, std::string& description);
-  std::uint64_t* free_word();
-  Peer& peer(int rank) { return peers[static_cast<std::size_t>(rank)]; }
+  Peer& peer(int r) { return peers[static_cast<std::size_t>(r)]; }
+  void add(Peer& to, const Piece& piece, std::span<const std::byte> bytes);
+  void post(Peer& to);
+  void send(Peer& to, std::unique_ptr<Message> message, std::span<const std::byte> data);
+  void lose(Peer& peer, const char* why);
+  void hear(const Header& header, std::span<const std::byte> data);
+  void take_in(Peer& from, const Header& header, std::span<const std::byte> data);
+  bool take_piece(Peer& from, const Piece& piece, std::span<const std::byte> data);
+  int answer();
 };
+
+namespace {
+
+void on_sent(void* request, ucs_status_t, void* message) {
+  delete static_cast<Message*>(message);
+  ucp_library().request_free(request);
+}
+
+void on_failure(void* peer, ucp_ep_h, ucs_status_t status) {
+  static_cast<Peer*>(peer)->failure = ucp_library().status_string(status);
+}
+
+}  // namespace
 
 void UcxTransport::Impl::open() {
   ucp_config_t* config = nullptr;
@@ -114,26 +128,38 @@ void UcxTransport::Impl::open() {
   if (std::getenv("UCX_TLS") == nullptr) (void)ucp.config_modify(config, "TLS", "^shm,self");
   ucp_params_t params = {};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS;
-  params.features = UCP_FEATURE_RMA;
+  params.features = UCP_FEATURE_AM;
   params.estimated_num_eps = peers.size();
-  const ucs_status_t status = ucp.init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context);
+  const ucs_status_t status =
+      ucp.init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context);
   ucp.config_release(config);
   check("its set-up", status);
-}
-
-void UcxTransport::Impl::make_worker() {
-  ucp_worker_params_t params = {};
-  params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
-  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
-  check("making a worker", ucp.worker_create(context, &params, &worker));
+  ucp_worker_params_t of_worker = {};
+  of_worker.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  of_worker.thread_mode = UCS_THREAD_MODE_SERIALIZED;
+  check("making a worker", ucp.worker_create(context, &of_worker, &worker));
+  ucp_am_handler_param_t handler = {};
+  handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB |
+                       UCP_AM_HANDLER_PARAM_FIELD_ARG | UCP_AM_HANDLER_PARAM_FIELD_FLAGS;
+  handler.id = kMessageId;
+  handler.flags = UCP_AM_FLAG_WHOLE_MSG;
+  handler.arg = this;
+  handler.cb = [](void* self, const void* header, std::size_t header_bytes, void* data,
+                  std::size_t bytes, const ucp_am_recv_param_t* param) {
+    // A rendezvous, or another kind of header: nobody of ours sends that.
+    if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0 || header_bytes != sizeof(Header)) {
+      return UCS_OK;
+    }
+    Header copy;
+    std::memcpy(&copy, header, sizeof(copy));
+    static_cast<Impl*>(self)->hear(copy, {static_cast<const std::byte*>(data), bytes});
+    return UCS_OK;
+  };
+  check("taking messages", ucp.worker_set_am_recv_handler(worker, &handler));
 }
 
 UcxTransport::Impl::~Impl() {
   for (Peer& peer : peers) {
-    for (const RemoteWindow& window : peer.windows) {
-      if (window.key != nullptr) ucp.rkey_destroy(window.key);
-    }
-    if (peer.flush != nullptr) ucp.request_free(peer.flush);
     if (peer.endpoint == nullptr) continue;
     ucp_request_param_t force = {};
     force.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
@@ -144,172 +170,262 @@ UcxTransport::Impl::~Impl() {
     ucp.request_free(closing);
   }
   if (worker != nullptr) ucp.worker_destroy(worker);
-  for (ucp_mem_h handle : memory) (void)ucp.mem_unmap(context, handle);
   if (context != nullptr) ucp.cleanup(context);
 }
 
-UcxTransport::UcxTransport(int size) : impl_(std::make_unique<Impl>()) {
+UcxTransport::UcxTransport(int rank, int size) : impl_(std::make_unique<Impl>()) {
+  impl_->rank = rank;
   impl_->peers.resize(static_cast<std::size_t>(size));
   impl_->open();
-  impl_->make_worker();
 }
 
 UcxTransport::~UcxTransport() = default;
 
-void UcxTransport::Impl::add_window(const Window& window, std::string& description) {
-  ucp_mem_map_params_t params = {};
-  params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
-                      UCP_MEM_MAP_PARAM_FIELD_FLAGS;
-  params.address = window.data;
-  params.length = window.bytes;
-  params.flags = UCP_MEM_MAP_NONBLOCK;  // does not touch what nobody has used
-  ucp_mem_h handle = nullptr;
-  check("registering memory", ucp.mem_map(context, &params, &handle));
-  memory.push_back(handle);
-  void* key = nullptr;
-  std::size_t bytes = 0;
-  check("describing memory", ucp.rkey_pack(context, handle, &key, &bytes));
-  append_value(description, reinterpret_cast<std::uint64_t>(window.data));
-  append_value(description, window.bytes);
-  append_value(description, static_cast<std::uint64_t>(bytes));
-  append(description, key, bytes);
-  ucp.rkey_buffer_release(key);
-}
-
-std::string UcxTransport::describe(std::span<const Window> windows) {
-  const UcpLibrary& ucp = impl_->ucp;
+std::string UcxTransport::describe() const {
   ucp_address_t* address = nullptr;
   std::size_t bytes = 0;
-  check("asking for the own address", ucp.worker_get_address(impl_->worker, &address, &bytes));
-  std::string description;
-  append_value(description, static_cast<std::uint64_t>(bytes));
-  append(description, address, bytes);
-  ucp.worker_release_address(impl_->worker, address);
-  append_value(description, static_cast<std::uint64_t>(windows.size()));
-  for (const Window& window : windows) {
-    if (window.bytes != 0) {
-      impl_->add_window(window, description);
-      continue;
-    }
-    for (int i = 0; i < 3; ++i) append_value(description, std::uint64_t{0});
-  }
+  check("asking for the own address",
+        impl_->ucp.worker_get_address(impl_->worker, &address, &bytes));
+  std::string description(reinterpret_cast<const char*>(address), bytes);
+  impl_->ucp.worker_release_address(impl_->worker, address);
   return description;
 }
 
-void UcxTransport::connect(int rank, const std::string& description) {
-  const UcpLibrary& ucp = impl_->ucp;
+void UcxTransport::connect(int rank, const std::string& description, std::vector<Window> windows) {
   Peer& peer = impl_->peer(rank);
-  Parts parts(description);
+  peer.windows = std::move(windows);
   ucp_ep_params_t params = {};
   params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                       UCP_EP_PARAM_FIELD_ERR_HANDLER;
-  params.address = reinterpret_cast<const ucp_address_t*>(parts.bytes(parts.value<std::uint64_t>()));
+  params.address = reinterpret_cast<const ucp_address_t*>(description.data());
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler = {.cb = on_failure, .arg = &peer};
-  const ucs_status_t status = ucp.ep_create(impl_->worker, &params, &peer.endpoint);
-  if (status != UCS_OK) {
-    throw Error(ErrorCode::setup, fmt::format("UCX cannot reach rank {}: {}", rank,
-                                              ucp.status_string(status)));
-  }
-  const auto count = parts.value<std::uint64_t>();
-  for (std::uint64_t i = 0; i < count; ++i) {
-    RemoteWindow window;
-    window.address = parts.value<std::uint64_t>();
-    window.bytes = parts.value<std::uint64_t>();
-    const auto bytes = parts.value<std::uint64_t>();
-    const char* key = parts.bytes(bytes);
-    if (bytes != 0) {
-      check("reading a memory key", ucp.rkey_unpack(peer.endpoint, key, &window.key));
-    }
-    peer.windows.push_back(window);
-  }
-}
-
-void UcxTransport::put(int rank, std::size_t window, std::uint64_t offset,
-                       std::span<const std::byte> from) {
-  Peer& peer = impl_->peer(rank);
-  if (peer.status != UCS_OK || from.empty()) return;
-  impl_->moved += from.size();
-  const RemoteWindow& to = peer.windows[window];
-  ucp_request_param_t param = {};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK;
-  param.cb.send = on_put;
-  const ucs_status_ptr_t request = impl_->ucp.put(peer.endpoint, from.data(), from.size(),
-                                                  to.address + offset, to.key, &param);
-  if (UCS_PTR_IS_ERR(request)) peer.status = UCS_PTR_STATUS(request);
-}
-
-void UcxTransport::order() {
-  const ucs_status_t status = impl_->ucp.worker_fence(impl_->worker);
+  const ucs_status_t status = impl_->ucp.ep_create(impl_->worker, &params, &peer.endpoint);
   if (status == UCS_OK) return;
-  for (Peer& peer : impl_->peers) peer.status = status;
+  throw Error(ErrorCode::setup, fmt::format("UCX cannot reach rank {}: {}", rank,
+                                            impl_->ucp.status_string(status)));
 }
 
-// The place that was freed the longest time ago, or a new one.
-std::uint64_t* UcxTransport::Impl::free_word() {
-  if (next_word >= words.size()) next_word = 0;
-  if (words.empty() || words[next_word] != 0) {
-    next_word = words.size();
-    words.push_back(0);
+void UcxTransport::Impl::lose(Peer& peer, const char* why) {
+  if (peer.failure == nullptr) peer.failure = why;
+}
+
+void UcxTransport::Impl::add(Peer& to, const Piece& piece, std::span<const std::byte> bytes) {
+  if (to.failure != nullptr) return;
+  if (to.waiting == nullptr) to.waiting = std::make_unique<Message>();
+  Message& message = *to.waiting;
+  ++message.header.pieces;
+  append(message.data, &piece, sizeof(piece));
+  if (!bytes.empty()) append(message.data, bytes.data(), bytes.size());
+  if (message.data.size() >= kMostWaiting) post(to);
+}
+
+void UcxTransport::Impl::post(Peer& to) {
+  if (to.waiting == nullptr) return;
+  const std::span<const std::byte> data = to.waiting->data;
+  send(to, std::move(to.waiting), data);
+}
+
+// The message stays until it is sent, and so must `data`.
+void UcxTransport::Impl::send(Peer& to, std::unique_ptr<Message> message,
+                              std::span<const std::byte> data) {
+  if (to.failure != nullptr) return;
+  Header& header = message->header;
+  header.magic = kMagic;
+  header.rank = rank;
+  header.number = to.sent++;
+  sent_bytes += sizeof(header) + data.size();
+  ucp_request_param_t param = {};
+  param.op_attr_mask =
+      UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
+  param.flags = UCP_AM_SEND_FLAG_EAGER;
+  param.cb.send = on_sent;
+  param.user_data = message.get();
+  const ucs_status_ptr_t request = ucp.am_send(to.endpoint, kMessageId, &header, sizeof(header),
+                                               data.data(), data.size(), &param);
+  if (UCS_PTR_IS_PTR(request)) (void)message.release();  // on_sent() has it
+  if (UCS_PTR_IS_ERR(request)) lose(to, ucp.status_string(UCS_PTR_STATUS(request)));
+}
+
+void UcxTransport::put(const Place& to, std::span<const std::byte> from) {
+  Peer& peer = impl_->peer(to.rank);
+  std::uint64_t offset = to.offset;
+  const auto window = static_cast<std::uint32_t>(to.window);
+  if (from.size() <= kShort) {
+    if (!from.empty()) impl_->add(peer, {Kind::bytes, window, offset, from.size()}, from);
+    return;
   }
-  return &words[next_word++];
+  impl_->post(peer);
+  while (!from.empty()) {
+    const auto part = from.first(std::min<std::size_t>(from.size(), kMostLong));
+    auto message = std::make_unique<Message>();
+    message->header.piece = {Kind::bytes, window, offset, part.size()};
+    impl_->send(peer, std::move(message), part);
+    offset += part.size();
+    from = from.subspan(part.size());
+  }
 }
 
-void UcxTransport::put_word(int rank, std::size_t window, std::uint64_t offset,
-                            std::uint64_t value) {
-  Peer& peer = impl_->peer(rank);
-  if (peer.status != UCS_OK) return;
-  impl_->moved += sizeof(value);
-  std::uint64_t* word = impl_->free_word();
-  *word = value;
-  const RemoteWindow& to = peer.windows[window];
-  ucp_request_param_t param = {};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
-  param.cb.send = on_word;
-  param.user_data = word;
-  const ucs_status_ptr_t request =
-      impl_->ucp.put(peer.endpoint, word, sizeof(*word), to.address + offset, to.key, &param);
-  if (UCS_PTR_IS_PTR(request)) return;
-  *word = 0;
-  if (UCS_PTR_IS_ERR(request)) peer.status = UCS_PTR_STATUS(request);
+void UcxTransport::put_word(const Place& to, std::uint64_t value) {
+  impl_->add(impl_->peer(to.rank),
+             {Kind::word, static_cast<std::uint32_t>(to.window), to.offset, value}, {});
 }
 
-void UcxTransport::get(int rank, std::size_t window, std::uint64_t offset, std::span<std::byte> to,
-                       int* done) {
-  Peer& peer = impl_->peer(rank);
-  *done = peer.status == UCS_OK ? 0 : 2;
+void UcxTransport::get(const Place& from, std::span<std::byte> into, int* done) {
+  Peer& peer = impl_->peer(from.rank);
+  *done = peer.failure == nullptr ? 0 : 2;
   if (*done != 0) return;
-  impl_->moved += to.size();
-  const RemoteWindow& from = peer.windows[window];
-  ucp_request_param_t param = {};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
-  param.cb.send = on_get;
-  param.user_data = done;
-  const ucs_status_ptr_t request = impl_->ucp.get(peer.endpoint, to.data(), to.size(),
-                                                  from.address + offset, from.key, &param);
-  if (UCS_PTR_IS_PTR(request)) return;
-  *done = UCS_PTR_IS_ERR(request) ? 2 : 1;
-  if (UCS_PTR_IS_ERR(request)) peer.status = UCS_PTR_STATUS(request);
+  const std::uint64_t fetch = peer.next_fetch++;
+  peer.fetches[fetch] = {into, done};
+  std::array<std::byte, sizeof(fetch)> number;
+  std::memcpy(number.data(), &fetch, sizeof(fetch));
+  impl_->add(peer,
+             {Kind::get, static_cast<std::uint32_t>(from.window), from.offset, into.size()},
+             number);
 }
 
-int UcxTransport::progress() { return static_cast<int>(impl_->ucp.worker_progress(impl_->worker)); }
+void UcxTransport::post() {
+  for (Peer& peer : impl_->peers) impl_->post(peer);
+}
+
+// From within progress(): nothing is sent from here.
+void UcxTransport::Impl::hear(const Header& header, std::span<const std::byte> data) {
+  const bool known = header.magic == kMagic && header.rank >= 0 &&
+                     header.rank < static_cast<int>(peers.size()) &&
+                     peer(header.rank).endpoint != nullptr;
+  if (!known) return;
+  Peer& from = peer(header.rank);
+  if (header.number != from.received) {  // UCX promises no order, though it keeps one
+    if (header.number > from.received) {
+      from.early[header.number] = {header, {data.begin(), data.end()}};
+    }
+    return;
+  }
+  take_in(from, header, data);
+  for (auto next = from.early.begin();
+       next != from.early.end() && next->first == from.received; next = from.early.begin()) {
+    const auto message = std::move(next->second);
+    from.early.erase(next);
+    take_in(from, message.first, message.second);
+  }
+}
+
+void UcxTransport::Impl::take_in(Peer& from, const Header& header,
+                                 std::span<const std::byte> data) {
+  ++from.received;
+  if (header.pieces == 0) {
+    if (!take_piece(from, header.piece, data)) lose(from, "it sent what no rank sends");
+    return;
+  }
+  for (std::uint64_t i = 0; i < header.pieces; ++i) {
+    Piece piece;
+    bool sound = data.size() >= sizeof(piece);
+    if (sound) {
+      std::memcpy(&piece, data.data(), sizeof(piece));
+      data = data.subspan(sizeof(piece));
+      const std::uint64_t bytes = piece.kind == Kind::bytes ? piece.bytes
+                                  : piece.kind == Kind::get ? sizeof(std::uint64_t)
+                                                            : 0;
+      sound = bytes <= data.size() && take_piece(from, piece, data.first(bytes));
+      if (sound) data = data.subspan(std::min<std::size_t>(round_up(bytes, 8), data.size()));
+    }
+    if (!sound) return lose(from, "it sent what no rank sends");
+  }
+}
+
+// Whether it is as it should be: nothing goes outside of this peer's windows.
+bool UcxTransport::Impl::take_piece(Peer& from, const Piece& piece,
+                                    std::span<const std::byte> data) {
+  const auto place = [&](std::uint64_t bytes, bool writes) -> std::byte* {
+    if (piece.window >= from.windows.size()) return nullptr;
+    const Window& window = from.windows[piece.window];
+    const bool inside = piece.offset <= window.bytes && bytes <= window.bytes - piece.offset;
+    return inside && (window.writable || !writes) ? window.data + piece.offset : nullptr;
+  };
+  switch (piece.kind) {
+    case Kind::bytes: {
+      std::byte* to = place(data.size(), true);
+      if (to == nullptr || data.size() != piece.bytes) return false;
+      std::memcpy(to, data.data(), data.size());
+      return true;
+    }
+    case Kind::word: {
+      std::byte* to = place(sizeof(std::uint64_t), true);
+      if (to == nullptr || piece.offset % 8 != 0) return false;
+      // publishes: all pieces before it, to load_flag() of this rank's lanes.
+      SharedWord(to).store_release(piece.bytes);
+      return true;
+    }
+    case Kind::get: {
+      if (data.size() != sizeof(std::uint64_t) || place(piece.bytes, false) == nullptr) return false;
+      Piece answer = piece;
+      answer.kind = Kind::got;
+      from.answers.push_back(answer);
+      Piece fetch = {};
+      std::memcpy(&fetch.offset, data.data(), sizeof(fetch.offset));
+      from.answers.push_back(fetch);
+      return true;
+    }
+    case Kind::got: {
+      const auto fetch = from.fetches.find(piece.offset);
+      if (fetch == from.fetches.end() || fetch->second.into.size() != data.size()) return false;
+      std::memcpy(fetch->second.into.data(), data.data(), data.size());
+      *fetch->second.done = 1;
+      from.fetches.erase(fetch);
+      return true;
+    }
+    case Kind::ping:
+      from.answers.push_back({Kind::pong, 0, 0, 0});
+      return true;
+    case Kind::pong:
+      ++from.pongs;
+      return true;
+  }
+  return false;
+}
+
+int UcxTransport::Impl::answer() {
+  int given = 0;
+  for (Peer& peer : peers) {
+    for (std::size_t i = 0; i < peer.answers.size(); ++i, ++given) {
+      const Piece answer = peer.answers[i];
+      if (answer.kind == Kind::pong) {
+        add(peer, answer, {});
+        continue;
+      }
+      const std::uint64_t fetch = peer.answers[++i].offset;
+      post(peer);
+      auto message = std::make_unique<Message>();
+      message->header.piece = {Kind::got, 0, fetch, answer.bytes};
+      const Window& window = peer.windows[answer.window];
+      send(peer, std::move(message), {window.data + answer.offset, answer.bytes});
+    }
+    if (!peer.answers.empty()) post(peer);
+    peer.answers.clear();
+    if (peer.failure == nullptr) continue;
+    for (auto& [number, fetch] : peer.fetches) *fetch.done = 2;
+    peer.fetches.clear();
+  }
+  return given;
+}
+
+int UcxTransport::progress() {
+  const auto moved = static_cast<int>(impl_->ucp.worker_progress(impl_->worker));
+  return moved + impl_->answer();
+}
 
 bool UcxTransport::flushed(int rank) {
-  const UcpLibrary& ucp = impl_->ucp;
   Peer& peer = impl_->peer(rank);
-  if (peer.endpoint == nullptr || peer.status != UCS_OK) return true;
-  if (peer.flush == nullptr) {
-    const ucp_request_param_t param = {};
-    const ucs_status_ptr_t request = ucp.ep_flush(peer.endpoint, &param);
-    if (UCS_PTR_IS_ERR(request)) peer.status = UCS_PTR_STATUS(request);
-    if (!UCS_PTR_IS_PTR(request)) return true;
-    peer.flush = request;
+  if (peer.endpoint == nullptr || peer.failure != nullptr) return true;
+  if (!peer.flushing) {
+    peer.flushing = true;
+    ++peer.pings;
+    impl_->add(peer, {Kind::ping, 0, 0, 0}, {});
+    impl_->post(peer);
   }
-  const ucs_status_t status = ucp.request_check_status(peer.flush);
-  if (status == UCS_INPROGRESS) return false;
-  ucp.request_free(std::exchange(peer.flush, nullptr));
-  if (status != UCS_OK) peer.status = status;
-  return true;
+  (void)progress();
+  peer.flushing = peer.pings != peer.pongs;
+  return !peer.flushing;
 }
 
 void UcxTransport::finish(Deadline deadline) {
@@ -323,12 +439,9 @@ void UcxTransport::finish(Deadline deadline) {
   }
 }
 
-const char* UcxTransport::failure(int rank) const {
-  const Peer& peer = impl_->peer(rank);
-  return peer.status == UCS_OK ? nullptr : impl_->ucp.status_string(peer.status);
-}
+const char* UcxTransport::failure(int rank) const { return impl_->peer(rank).failure; }
 
-std::uint64_t UcxTransport::bytes() const { return impl_->moved; }
+std::uint64_t UcxTransport::bytes() const { return impl_->sent_bytes; }
 
 std::string UcxTransport::version() { return ucp_library().version_string(); }
 
