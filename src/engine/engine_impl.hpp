@@ -278,9 +278,12 @@ class EngineImpl final : public Engine {
   bool maps(int q) const {
     return fabric_.facts().mapped || (is_grouped_ && hosts_.same(q, rank_));
   }
-  static bool relays(const Routed& r) { return r.options.path == Path::relay; }
+  // allgather between hosts, too: as much care as for relay.
+  bool relays(const Routed& r) const {
+    return r.options.path == Path::relay || (config_.relay && r.options.path == Path::allgather);
+  }
   // One row for each (token, host) comes back.
-  static bool sums_by_host(const Routed& r) {
+  bool sums_by_host(const Routed& r) const {
     return relays(r) && r.options.layout == Layout::rank_major;
   }
   // Rows are read where they are, or where their gateway has them.
@@ -303,6 +306,7 @@ class EngineImpl final : public Engine {
   void tell_gateways(const Op& op);
   std::array<int, 2> told_ranks(const Op& op, int r) const;
   bool read_relayed(Op& op, int q, bool quietly);
+  std::uint32_t first_sum(const Routed& r, int host) const;
   int look_for_relayed(Op& op);
   int serve_sources(Op& op);
   void refuse_sources(const Op& op);

@@ -15,6 +15,11 @@ inline constexpr std::uint32_t kNoBase = ~0U;  // of a rank whose rows are missi
 
 template <Fabric F>
 void EngineImpl<F>::plan_relay(Routed& routed) {
+  if (routed.shape.every_token && hosts_.num_hosts() > config_.max_topk) {
+    throw Error(ErrorCode::invalid_argument,
+                "path is allgather between " + std::to_string(hosts_.num_hosts()) +
+                    " hosts, expected at most max_topk = " + std::to_string(config_.max_topk));
+  }
   list_host_tokens(routed.send, hosts_, rank_, routed.host_tokens);
   int most = 1;  // ranks of a host
   for (int h = 0; h < hosts_.num_hosts(); ++h) most = std::max(most, hosts_.end(h) - hosts_.first(h));
@@ -95,7 +100,7 @@ template <Fabric F>
 std::array<int, 2> EngineImpl<F>::told_ranks(const Op& op, int r) const {
   const Routed& routed = *op.handle->routed;
   const int host = hosts_.host_of(r);
-  const bool all = sums_by_host(routed) && host != my_host() && gateway_to(routed, host) == r;
+  const bool all = sums_by_host(routed) && !routed.shape.every_token && host != my_host() && gateway_to(routed, host) == r;
   return all ? std::array{hosts_.first(host), hosts_.end(host)} : std::array{r, r + 1};
 }
 
@@ -119,12 +124,26 @@ const std::byte* EngineImpl<F>::no_row(HandleState& h) {
   return row;
 }
 
+// Of what a host gives back: its first place among the outputs that come back.
+template <Fabric F>
+std::uint32_t EngineImpl<F>::first_sum(const Routed& r, int host) const {
+  return r.shape.every_token ? static_cast<std::uint32_t>(host * config_.max_tokens)
+                             : r.send.off[static_cast<std::size_t>(hosts_.first(host))];
+}
+
 // The record of q for all ranks of this host, where I shall add up for it.
 template <Fabric F>
 bool EngineImpl<F>::read_relayed(Op& op, int q, bool quietly) {
   Routed& routed = *op.handle->routed;
   if (!sums_by_host(routed) || !is_relayed(routed, q) || gateway_of(op, q) != rank_) return true;
   const auto ranks = static_cast<std::size_t>(hosts_.end(my_host()) - hosts_.first(my_host()));
+  if (routed.shape.every_token) {
+    list_all_rows({hosts_.first(my_host()), hosts_.end(my_host())},
+                  op.theirs[static_cast<std::size_t>(q)].tokens,
+                  routed.relayed[static_cast<std::size_t>(q)]);
+    routed.relayed[static_cast<std::size_t>(q)].first = first_sum(routed, my_host());
+    return true;
+  }
   const Range head{layout(q).offsets(op.handle->slot).offset +
                        static_cast<std::uint64_t>(hosts_.first(my_host())) * 4,
                    (ranks + 1) * 4};
@@ -496,8 +515,7 @@ bool EngineImpl<F>::gather_hosts(Op& op, std::uint32_t token, std::byte* scratch
     if (count == 0) continue;
     if (is_sum) {
       const auto at = static_cast<std::size_t>(host);
-      const std::uint32_t first = plan.off[static_cast<std::size_t>(hosts_.first(host))];
-      const std::uint32_t row = first + routed.host_tokens.place[at][token];
+      const std::uint32_t row = first_sum(routed, host) + routed.host_tokens.place[at][token];
       out.rows[out.count++] = fabric_.inbox(own().back(h.slot, op.stride, row, 1));
       continue;
     }

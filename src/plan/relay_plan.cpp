@@ -57,4 +57,16 @@ void list_relayed_rows(std::span<const Entry> entries, std::span<const std::uint
   out.begin.push_back(static_cast<std::uint32_t>(rows.size()));
 }
 
+void list_all_rows(std::pair<int, int> ranks, std::uint32_t tokens, RelayedRows& out) {
+  out.begin.clear();
+  out.rows.clear();
+  for (std::uint32_t token = 0; token < tokens; ++token) {
+    out.begin.push_back(static_cast<std::uint32_t>(out.rows.size()));
+    for (int r = ranks.first; r < ranks.second; ++r) {
+      out.rows.push_back({.index = token, .rank = static_cast<std::uint16_t>(r), .group = 0});
+    }
+  }
+  out.begin.push_back(static_cast<std::uint32_t>(out.rows.size()));
+}
+
 }  // namespace ubep

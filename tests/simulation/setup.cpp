@@ -161,6 +161,7 @@ void spread_over_hosts(Setup& setup, Random& random) {
   }
   setup.world.mapped = false;
   setup.world.hosts = HostMap(host_of);
+  c.options.max_topk = std::max(c.options.max_topk, setup.world.hosts.num_hosts());  // allgather
   setup.returns = true;
   c.options.stage_pushed = random.one_in(2);
   for (Operation& op : c.operations) {
@@ -170,7 +171,8 @@ void spread_over_hosts(Setup& setup, Random& random) {
     const bool relays = !problem.topk1 && !problem.every_token && !random.one_in(4);
     if (problem.layout == Layout::rank_major) {
       problem.reduction =
-          relays || random.one_in(2) ? Reduction::automatic : Reduction::per_rank;
+          relays || problem.every_token || random.one_in(2) ? Reduction::automatic
+                                                            : Reduction::per_rank;
     }
     if (op.origin >= 0) {
       problem.reduction = c.operations[index(op.origin)].problem.reduction;

@@ -278,7 +278,10 @@ bool SimRank::end(int number) {
 // A gateway that gives up takes what it relays along.
 bool SimRank::may_give_up(int number) const { return !relays(number); }
 
-bool SimRank::relays(int number) const { return local(number).options.path == Path::relay; }
+bool SimRank::relays(int number) const {
+  const Path path = local(number).options.path;
+  return path == Path::relay || (path == Path::allgather && !setup_.world.hosts.empty());
+}
 
 bool SimRank::same_host(int r) const { return setup_.world.hosts.same(r, rank_); }
 
