@@ -4,21 +4,13 @@
 
 #include <cstdio>
 
-#include "fabric/ucx/transport.hpp"
 #include "support/case_runner.hpp"
 #include "support/cases.hpp"
+#include "support/fabric_groups.hpp"
 #include "support/ranks.hpp"
 
 namespace ubep::test {
 namespace {
-
-bool has_ucx() {
-  try {
-    return !UcxTransport::version().empty();
-  } catch (const Error&) {  // built with its headers, and it is not installed
-    return false;
-  }
-}
 
 // What a case of one host does, between hosts: most operations are relayed.
 void spread(Case& c) {

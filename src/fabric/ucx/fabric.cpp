@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <exception>
@@ -24,6 +25,10 @@ constexpr std::uint64_t kMostPending = 256 * 1024;
 constexpr timespec kNap = {0, 50'000};  // of a set-up
 constexpr std::uint64_t kGreetingOffset = kProbeOffset;  // nobody probes a rank of another host
 
+bool overlap(Range a, Range b) {
+  return a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
+}
+
 }  // namespace
 
 // By rank: `told` of all, identity and name. Who told nothing takes no part, and counts to the host
@@ -34,6 +39,9 @@ std::vector<UcxFabric::Host> UcxFabric::compare_hosts(const std::vector<std::str
   std::map<std::string, int> numbers;
   for (const std::string& text : told) {
     const std::string id = text.substr(0, text.find('\n'));
+    if (!text.empty() && id.size() == text.size()) {
+      throw Error(ErrorCode::setup, "a rank does not tell its host");
+    }
     const int before = hosts.empty() ? 0 : hosts.back().number;
     const int number =
         text.empty() ? before : numbers.try_emplace(id, static_cast<int>(numbers.size())).first->second;
@@ -71,6 +79,7 @@ void UcxFabric::decline(const JoinRequest& request, const TcpPlace& place, const
 UcxFabric::UcxFabric(const JoinRequest& request, ShmFabric& local, std::vector<Host> hosts,
                      std::vector<int> members)
     : local_(local),
+      pid_(getpid()),
       hosts_(std::move(hosts)),
       members_(std::move(members)),
       told_bytes_(request.told_bytes),
@@ -91,6 +100,10 @@ UcxFabric::UcxFabric(const JoinRequest& request, ShmFabric& local, std::vector<H
 
 UcxFabric::~UcxFabric() {
   if (transport_ == nullptr) return;
+  if (pid_ != getpid()) {  // a forked child must not touch its parent's connections
+    (void)transport_.release();
+    return;
+  }
   const std::lock_guard lock(mutex_);
   transport_->finish(std::chrono::steady_clock::now() + linger_);
 }
@@ -107,7 +120,8 @@ std::uint64_t UcxFabric::bytes_between_hosts() {
 // Inbox, segment, then of each rank the copy of its segment; empty where there is none.
 std::vector<Window> UcxFabric::windows(const JoinRequest& request) {
   const auto mine = static_cast<std::size_t>(rank());
-  std::vector<Window> windows = {{inbox({}), request.inbox_bytes[mine]},
+  const bool pushes = !request.inbox_bytes.empty();
+  std::vector<Window> windows = {{inbox({}), pushes ? request.inbox_bytes[mine] : 0},
                                  {claim({}), request.segment_bytes[mine]}};
   windows.resize(kFirstCopy + static_cast<std::size_t>(size()));
   for (int r : remote_) {
@@ -121,7 +135,14 @@ void UcxFabric::connect(const JoinRequest& request, TcpMeeting& meeting) {
   const bool alone = transport_ == nullptr;
   const std::vector<std::string> told =
       meeting.exchange(alone ? std::string() : transport_->describe(windows(request)));
-  for (int r : remote_) transport_->connect(r, told[static_cast<std::size_t>(r)]);
+  std::vector<std::uint64_t> sizes(kFirstCopy + static_cast<std::size_t>(size()));
+  sizes[my_copy()] = request.segment_bytes[static_cast<std::size_t>(rank())];
+  for (int r : remote_) {
+    const auto i = static_cast<std::size_t>(r);
+    sizes[kInbox] = request.inbox_bytes.empty() ? 0 : request.inbox_bytes[i];
+    sizes[kSegment] = request.segment_bytes[i];
+    transport_->connect(r, told[i], sizes);
+  }
   put_word(remote_, kGreetingOffset, 1);
   await_words(request, kGreetingOffset);
   set_state(PeerState::live);
@@ -156,9 +177,9 @@ const std::byte* UcxFabric::acquire(int rank, Range range) {
   if (is_told || range.bytes == 0) return here;
   const std::lock_guard lock(mutex_);
   for (const Fetch& fetch : fetches_) {
-    if (fetch.rank != rank || fetch.range.offset != range.offset) continue;
-    if (!fetch.wanted) return nullptr;  // first the old bytes must have come
-    return fetch.done == 1 ? here : nullptr;
+    if (fetch.rank != rank) continue;
+    if (!fetch.wanted && overlap(fetch.range, range)) return nullptr;  // first the old bytes come
+    if (fetch.wanted && fetch.range.offset == range.offset) return fetch.done == 1 ? here : nullptr;
   }
   Fetch& fetch = fetches_.emplace_back(Fetch{.rank = rank, .range = range});
   transport_->get(rank, kSegment, range.offset, {here, range.bytes}, &fetch.done);
@@ -187,7 +208,10 @@ void UcxFabric::replicate(int rank, std::span<const Range> ranges) {
   if (!is_remote(rank)) return;
   const std::lock_guard lock(mutex_);
   for (const Range& range : ranges) {
-    transport_->put(rank, my_copy(), range.offset, {claim(range), range.bytes});
+    // Short ones are written again, or hold a word that is, before their peer has answered.
+    const std::span<const std::byte> bytes(claim(range), range.bytes);
+    range.bytes <= kMostCopied ? transport_->put_copy(rank, my_copy(), range.offset, bytes)
+                               : transport_->put(rank, my_copy(), range.offset, bytes);
   }
 }
 
@@ -216,7 +240,9 @@ void UcxFabric::put_word(std::span<const int> ranks, std::uint64_t offset, std::
   const std::lock_guard lock(mutex_);
   for (int r : ranks) put_pending(r);
   transport_->order();
-  for (int r : ranks) transport_->put_word(r, my_copy(), offset, value);
+  for (int r : ranks) {
+    transport_->put_copy(r, my_copy(), offset, std::as_bytes(std::span(&value, 1)));
+  }
 }
 
 bool UcxFabric::flushed(int rank) {

@@ -110,6 +110,7 @@ class UcxFabric {
   }
 
   ShmFabric& local_;
+  int pid_;
   std::vector<Host> hosts_;
   std::vector<int> members_;
   std::vector<int> remote_;  // of members_
@@ -117,9 +118,9 @@ class UcxFabric {
   std::vector<std::uint64_t> told_bytes_;  // JoinRequest
   std::chrono::milliseconds linger_{};
   std::mutex mutex_;  // of all below: any lane puts and fetches
-  std::unique_ptr<UcxTransport> transport_;  // null: all ranks are here
   std::vector<Pending> pending_;  // [R]
-  std::list<Fetch> fetches_;
+  std::list<Fetch> fetches_;  // some end only with the transport
+  std::unique_ptr<UcxTransport> transport_;  // null: all ranks are here
 };
 
 }  // namespace ubep

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <time.h>
 
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -57,7 +58,6 @@ class Parts {
 
 struct RemoteWindow {
   std::uint64_t address = 0;
-  std::uint64_t bytes = 0;
   ucp_rkey_h key = nullptr;
 };
 
@@ -66,6 +66,13 @@ struct Peer {
   std::vector<RemoteWindow> windows;
   ucs_status_t status = UCS_OK;
   ucs_status_ptr_t flush = nullptr;
+  bool puts_since = false;  // the flush began
+};
+
+// Bytes that are under way from here, so that the caller's may change.
+struct Parcel {
+  alignas(64) std::array<std::byte, kMostCopied> bytes;
+  bool is_free = true;
 };
 
 // Of an endpoint, when the other side is gone.
@@ -75,9 +82,8 @@ void on_failure(void* peer, ucp_ep_h, ucs_status_t status) {
 
 void on_put(void* request, ucs_status_t, void*) { ucp_library().request_free(request); }
 
-// `word` is a place of Impl::words.
-void on_word(void* request, ucs_status_t, void* word) {
-  *static_cast<std::uint64_t*>(word) = 0;
+void on_parcel(void* request, ucs_status_t, void* parcel) {
+  static_cast<Parcel*>(parcel)->is_free = true;
   ucp_library().request_free(request);
 }
 
@@ -94,16 +100,17 @@ struct UcxTransport::Impl {
   ucp_worker_h worker = nullptr;
   std::vector<Peer> peers;
   std::vector<ucp_mem_h> memory;
-  // Values of words that are under way; 0 = free. Their addresses stay.
-  std::deque<std::uint64_t> words;
-  std::size_t next_word = 0;
+  std::deque<Parcel> parcels;  // their addresses stay
+  std::size_t next_parcel = 0;
   std::uint64_t moved = 0;
 
   ~Impl();
   void open();
   void make_worker();
   void add_window(const Window& window, std::string& description);
-  std::uint64_t* free_word();
+  Parcel& free_parcel();
+  bool put(int rank, std::size_t window, std::uint64_t offset, std::span<const std::byte> from,
+           const ucp_request_param_t& param);
   Peer& peer(int rank) { return peers[static_cast<std::size_t>(rank)]; }
 };
 
@@ -196,7 +203,8 @@ std::string UcxTransport::describe(std::span<const Window> windows) {
   return description;
 }
 
-void UcxTransport::connect(int rank, const std::string& description) {
+void UcxTransport::connect(int rank, const std::string& description,
+                           std::span<const std::uint64_t> sizes) {
   const UcpLibrary& ucp = impl_->ucp;
   Peer& peer = impl_->peer(rank);
   Parts parts(description);
@@ -211,32 +219,46 @@ void UcxTransport::connect(int rank, const std::string& description) {
     throw Error(ErrorCode::setup, fmt::format("UCX cannot reach rank {}: {}", rank,
                                               ucp.status_string(status)));
   }
-  const auto count = parts.value<std::uint64_t>();
-  for (std::uint64_t i = 0; i < count; ++i) {
+  if (parts.value<std::uint64_t>() != sizes.size()) {
+    throw Error(ErrorCode::setup, fmt::format("UCX: rank {} describes other windows", rank));
+  }
+  for (const std::uint64_t size : sizes) {
     RemoteWindow window;
     window.address = parts.value<std::uint64_t>();
-    window.bytes = parts.value<std::uint64_t>();
+    const auto told = parts.value<std::uint64_t>();
+    if (size != 0 && told != size) {
+      throw Error(ErrorCode::setup, fmt::format("UCX: rank {} has a window of {} bytes, expected {}",
+                                                rank, told, size));
+    }
     const auto bytes = parts.value<std::uint64_t>();
     const char* key = parts.bytes(bytes);
-    if (bytes != 0) {
+    if (size != 0) {
       check("reading a memory key", ucp.rkey_unpack(peer.endpoint, key, &window.key));
     }
     peer.windows.push_back(window);
   }
 }
 
+// Whether the bytes are still needed: until the callback.
+bool UcxTransport::Impl::put(int rank, std::size_t window, std::uint64_t offset,
+                             std::span<const std::byte> from, const ucp_request_param_t& param) {
+  Peer& to = peer(rank);
+  moved += from.size();
+  to.puts_since = true;
+  const RemoteWindow& there = to.windows[window];
+  const ucs_status_ptr_t request =
+      ucp.put(to.endpoint, from.data(), from.size(), there.address + offset, there.key, &param);
+  if (UCS_PTR_IS_ERR(request)) to.status = UCS_PTR_STATUS(request);
+  return UCS_PTR_IS_PTR(request);
+}
+
 void UcxTransport::put(int rank, std::size_t window, std::uint64_t offset,
                        std::span<const std::byte> from) {
-  Peer& peer = impl_->peer(rank);
-  if (peer.status != UCS_OK || from.empty()) return;
-  impl_->moved += from.size();
-  const RemoteWindow& to = peer.windows[window];
+  if (impl_->peer(rank).status != UCS_OK || from.empty()) return;
   ucp_request_param_t param = {};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK;
   param.cb.send = on_put;
-  const ucs_status_ptr_t request = impl_->ucp.put(peer.endpoint, from.data(), from.size(),
-                                                  to.address + offset, to.key, &param);
-  if (UCS_PTR_IS_ERR(request)) peer.status = UCS_PTR_STATUS(request);
+  (void)impl_->put(rank, window, offset, from, param);
 }
 
 void UcxTransport::order() {
@@ -245,33 +267,28 @@ void UcxTransport::order() {
   for (Peer& peer : impl_->peers) peer.status = status;
 }
 
-// The place that was freed the longest time ago, or a new one.
-std::uint64_t* UcxTransport::Impl::free_word() {
-  if (next_word >= words.size()) next_word = 0;
-  if (words.empty() || words[next_word] != 0) {
-    next_word = words.size();
-    words.push_back(0);
+// That which was taken the longest time ago, or a new one.
+Parcel& UcxTransport::Impl::free_parcel() {
+  if (next_parcel >= parcels.size()) next_parcel = 0;
+  if (parcels.empty() || !parcels[next_parcel].is_free) {
+    next_parcel = parcels.size();
+    parcels.emplace_back();
   }
-  return &words[next_word++];
+  return parcels[next_parcel++];
 }
 
-void UcxTransport::put_word(int rank, std::size_t window, std::uint64_t offset,
-                            std::uint64_t value) {
-  Peer& peer = impl_->peer(rank);
-  if (peer.status != UCS_OK) return;
-  impl_->moved += sizeof(value);
-  std::uint64_t* word = impl_->free_word();
-  *word = value;
-  const RemoteWindow& to = peer.windows[window];
+void UcxTransport::put_copy(int rank, std::size_t window, std::uint64_t offset,
+                            std::span<const std::byte> from) {
+  if (impl_->peer(rank).status != UCS_OK || from.empty()) return;
+  Parcel& parcel = impl_->free_parcel();
+  std::memcpy(parcel.bytes.data(), from.data(), from.size());
   ucp_request_param_t param = {};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
-  param.cb.send = on_word;
-  param.user_data = word;
-  const ucs_status_ptr_t request =
-      impl_->ucp.put(peer.endpoint, word, sizeof(*word), to.address + offset, to.key, &param);
-  if (UCS_PTR_IS_PTR(request)) return;
-  *word = 0;
-  if (UCS_PTR_IS_ERR(request)) peer.status = UCS_PTR_STATUS(request);
+  param.cb.send = on_parcel;
+  param.user_data = &parcel;
+  parcel.is_free = false;
+  const std::span<const std::byte> copy(parcel.bytes.data(), from.size());
+  if (!impl_->put(rank, window, offset, copy, param)) parcel.is_free = true;
 }
 
 void UcxTransport::get(int rank, std::size_t window, std::uint64_t offset, std::span<std::byte> to,
@@ -304,12 +321,13 @@ bool UcxTransport::flushed(int rank) {
     if (UCS_PTR_IS_ERR(request)) peer.status = UCS_PTR_STATUS(request);
     if (!UCS_PTR_IS_PTR(request)) return true;
     peer.flush = request;
+    peer.puts_since = false;
   }
   const ucs_status_t status = ucp.request_check_status(peer.flush);
   if (status == UCS_INPROGRESS) return false;
   ucp.request_free(std::exchange(peer.flush, nullptr));
   if (status != UCS_OK) peer.status = status;
-  return true;
+  return !peer.puts_since || flushed(rank);
 }
 
 void UcxTransport::finish(Deadline deadline) {

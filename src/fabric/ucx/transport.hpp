@@ -2,7 +2,7 @@
 //
 // What was put to a rank before an order() arrives before what is put to it later; otherwise in any
 // order. Bytes given to put() must stay as they are until the rank has answered to a word behind
-// them. Not thread-safe, and never waits but in finish().
+// them, and memory that is fetched to until the transport is gone. Not thread-safe, and never waits but in finish().
 #pragma once
 
 #include <chrono>
@@ -14,6 +14,8 @@
 #include <vector>
 
 namespace ubep {
+
+inline constexpr std::size_t kMostCopied = 64;
 
 // Memory of this rank that others put into or get from.
 struct Window {
@@ -33,18 +35,21 @@ class UcxTransport {
 
   // What others need to reach these windows.
   std::string describe(std::span<const Window> windows);
-  // From describe() of that rank. Throws Error{setup}.
-  void connect(int rank, const std::string& description);
+  // From describe() of that rank, whose windows have these sizes; 0 = any, and not to be used.
+  // Throws Error{setup}.
+  void connect(int rank, const std::string& description, std::span<const std::uint64_t> sizes);
 
   void put(int rank, std::size_t window, std::uint64_t offset, std::span<const std::byte> from);
+  // Up to kMostCopied bytes, which may change at once.
+  void put_copy(int rank, std::size_t window, std::uint64_t offset,
+                std::span<const std::byte> from);
   void order();
-  void put_word(int rank, std::size_t window, std::uint64_t offset, std::uint64_t value);
   // Into `to`, which must stay until `*done` has become 1 (2: the rank cannot be reached any more).
   void get(int rank, std::size_t window, std::uint64_t offset, std::span<std::byte> to, int* done);
 
   // Moves transfers on; returns how many.
   int progress();
-  // Whether everything put to this rank has arrived. True once after each time it was asked for.
+  // Whether everything put to this rank until now has arrived.
   bool flushed(int rank);
   // Until all has arrived everywhere, or the deadline.
   void finish(Deadline deadline);

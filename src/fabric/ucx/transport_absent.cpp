@@ -13,10 +13,10 @@ UcxTransport::UcxTransport(int) {
 }
 UcxTransport::~UcxTransport() = default;
 std::string UcxTransport::describe(std::span<const Window>) { return {}; }
-void UcxTransport::connect(int, const std::string&) {}
+void UcxTransport::connect(int, const std::string&, std::span<const std::uint64_t>) {}
 void UcxTransport::put(int, std::size_t, std::uint64_t, std::span<const std::byte>) {}
 void UcxTransport::order() {}
-void UcxTransport::put_word(int, std::size_t, std::uint64_t, std::uint64_t) {}
+void UcxTransport::put_copy(int, std::size_t, std::uint64_t, std::span<const std::byte>) {}
 void UcxTransport::get(int, std::size_t, std::uint64_t, std::span<std::byte>, int*) {}
 int UcxTransport::progress() { return 0; }
 bool UcxTransport::flushed(int) { return true; }
