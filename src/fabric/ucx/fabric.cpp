@@ -22,7 +22,7 @@ namespace {
 
 // Rows for one rank are put together up to here: the first are under way while others are written.
 constexpr std::uint64_t kMostPending = 256 * 1024;
-constexpr timespec kNap = {0, 50'000};  // of a set-up
+constexpr timespec kNap = {0, 50'000};                   // of a set-up
 constexpr std::uint64_t kGreetingOffset = kProbeOffset;  // nobody probes a rank of another host
 
 bool overlap(Range a, Range b) {
@@ -44,7 +44,8 @@ std::vector<UcxFabric::Host> UcxFabric::compare_hosts(const std::vector<std::str
     }
     const int before = hosts.empty() ? 0 : hosts.back().number;
     const int number =
-        text.empty() ? before : numbers.try_emplace(id, static_cast<int>(numbers.size())).first->second;
+        text.empty() ? before
+                     : numbers.try_emplace(id, static_cast<int>(numbers.size())).first->second;
     hosts.push_back({.name = text.empty() ? std::string() : text.substr(id.size() + 1),
                      .number = number,
                      .is_mine = !text.empty() && id == mine});
@@ -84,12 +85,12 @@ UcxFabric::UcxFabric(const JoinRequest& request, ShmFabric& local, std::vector<H
       members_(std::move(members)),
       told_bytes_(request.told_bytes),
       pending_(static_cast<std::size_t>(local.size())) {
-  linger_ = std::chrono::duration_cast<std::chrono::milliseconds>(
-      request.deadline - std::chrono::steady_clock::now());
+  linger_ = std::chrono::duration_cast<std::chrono::milliseconds>(request.deadline -
+                                                                  std::chrono::steady_clock::now());
   for (int r : members_) {
     if (is_remote(r)) remote_.push_back(r);
   }
-  if (!remote_.empty()) transport_ = std::make_unique<UcxTransport>(size());
+  if (!remote_.empty()) transport_ = std::make_unique<UcxTransport>(rank(), size());
   facts_ = local.facts();
   facts_.mapped = false;
   std::vector<int> numbers;
@@ -135,14 +136,7 @@ void UcxFabric::connect(const JoinRequest& request, TcpMeeting& meeting) {
   const bool alone = transport_ == nullptr;
   const std::vector<std::string> told =
       meeting.exchange(alone ? std::string() : transport_->describe(windows(request)));
-  std::vector<std::uint64_t> sizes(kFirstCopy + static_cast<std::size_t>(size()));
-  sizes[my_copy()] = request.segment_bytes[static_cast<std::size_t>(rank())];
-  for (int r : remote_) {
-    const auto i = static_cast<std::size_t>(r);
-    sizes[kInbox] = request.inbox_bytes.empty() ? 0 : request.inbox_bytes[i];
-    sizes[kSegment] = request.segment_bytes[i];
-    transport_->connect(r, told[i], sizes);
-  }
+  for (int r : remote_) transport_->connect(r, told[static_cast<std::size_t>(r)]);
   put_word(remote_, kGreetingOffset, 1);
   await_words(request, kGreetingOffset);
   set_state(PeerState::live);
@@ -156,14 +150,13 @@ void UcxFabric::await_words(const JoinRequest& request, std::uint64_t offset) {
   const std::lock_guard lock(mutex_);
   for (int r : remote_) {
     // acquires: nothing; that the other side can be reached.
-    while (load_flag(r, offset) == 0 ||
-           (offset == kGreetingOffset && !transport_->flushed(r))) {
+    while (load_flag(r, offset) == 0 || (offset == kGreetingOffset && !transport_->flushed(r))) {
       const char* failure = transport_->failure(r);
       if (failure != nullptr || std::chrono::steady_clock::now() >= request.deadline) {
-        throw Error(ErrorCode::setup,
-                    fmt::format("rank {} (host {}) cannot be reached over UCX from host {}: {}", r,
-                                host_name(r), ubep::host_name(),
-                                failure == nullptr ? "timeout" : failure));
+        throw Error(
+            ErrorCode::setup,
+            fmt::format("rank {} (host {}) cannot be reached over UCX from host {}: {}", r,
+                        host_name(r), ubep::host_name(), failure == nullptr ? "timeout" : failure));
       }
       if (transport_->progress() == 0) nanosleep(&kNap, nullptr);
     }
@@ -239,7 +232,6 @@ void UcxFabric::put_word(std::span<const int> ranks, std::uint64_t offset, std::
   if (ranks.empty()) return;
   const std::lock_guard lock(mutex_);
   for (int r : ranks) put_pending(r);
-  transport_->order();
   for (int r : ranks) {
     transport_->put_copy(r, my_copy(), offset, std::as_bytes(std::span(&value, 1)));
   }

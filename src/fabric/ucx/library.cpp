@@ -34,15 +34,17 @@ template <class Function>
 void find(void* library, const char* name, Function& function) {
   function = reinterpret_cast<Function>(dlsym(library, name));
   if (function != nullptr) return;
-  throw Error(ErrorCode::setup, fmt::format("{} has no {}: expected UCX 1.12 or newer", kName, name));
+  throw Error(ErrorCode::setup,
+              fmt::format("{} has no {}: expected UCX 1.12 or newer", kName, name));
 }
 
 UcpLibrary load() {
   const KeepSignalHandlers handlers;
   void* file = dlopen(kName, RTLD_NOW | RTLD_LOCAL);  // for good: it leaves threads and hooks
   if (file == nullptr) {
-    throw Error(ErrorCode::setup,
-                fmt::format("ranks on several hosts need UCX, which cannot be loaded: {}", dlerror()));
+    throw Error(
+        ErrorCode::setup,
+        fmt::format("ranks on several hosts need UCX, which cannot be loaded: {}", dlerror()));
   }
   UcpLibrary ucp = {};
   find(file, "ucp_init_version", ucp.init_version);
@@ -55,18 +57,10 @@ UcpLibrary load() {
   find(file, "ucp_worker_get_address", ucp.worker_get_address);
   find(file, "ucp_worker_release_address", ucp.worker_release_address);
   find(file, "ucp_worker_progress", ucp.worker_progress);
-  find(file, "ucp_worker_fence", ucp.worker_fence);
   find(file, "ucp_ep_create", ucp.ep_create);
   find(file, "ucp_ep_close_nbx", ucp.ep_close);
-  find(file, "ucp_ep_flush_nbx", ucp.ep_flush);
-  find(file, "ucp_mem_map", ucp.mem_map);
-  find(file, "ucp_mem_unmap", ucp.mem_unmap);
-  find(file, "ucp_rkey_pack", ucp.rkey_pack);
-  find(file, "ucp_rkey_buffer_release", ucp.rkey_buffer_release);
-  find(file, "ucp_ep_rkey_unpack", ucp.rkey_unpack);
-  find(file, "ucp_rkey_destroy", ucp.rkey_destroy);
-  find(file, "ucp_put_nbx", ucp.put);
-  find(file, "ucp_get_nbx", ucp.get);
+  find(file, "ucp_worker_set_am_recv_handler", ucp.set_am_recv_handler);
+  find(file, "ucp_am_send_nbx", ucp.am_send);
   find(file, "ucp_request_check_status", ucp.request_check_status);
   find(file, "ucp_request_free", ucp.request_free);
   find(file, "ucs_status_string", ucp.status_string);

@@ -1,8 +1,12 @@
-// This rank's way to ranks of other hosts: puts into their memory and gets out of it, over UCX.
+// This rank's way to ranks of other hosts: puts into their memory and gets out of it, by messages
+// over UCX that the other side's progress() carries out.
 //
-// What was put to a rank before an order() arrives before what is put to it later; otherwise in any
-// order. Bytes given to put() must stay as they are until the rank has answered to a word behind
-// them, and memory that is fetched to until the transport is gone. Not thread-safe, and never waits but in finish().
+// Not UCX's own puts: over networks without remote memory access, TCP above all, UCX (1.13) answers
+// each of them by itself, and ends the process when one of a rank comes in that has died.
+//
+// What was put to a rank arrives in order, whole words at once. Bytes given to put() must stay as
+// they are until the rank has answered to a word behind them, and memory that is fetched to until
+// the transport is gone. Not thread-safe, and never waits but in finish().
 #pragma once
 
 #include <chrono>
@@ -28,22 +32,20 @@ class UcxTransport {
   using Deadline = std::chrono::steady_clock::time_point;
 
   // Throws Error{setup}: this build or this machine has no UCX, or no network.
-  explicit UcxTransport(int size);
+  UcxTransport(int rank, int size);
   ~UcxTransport();
   UcxTransport(const UcxTransport&) = delete;
   UcxTransport& operator=(const UcxTransport&) = delete;
 
-  // What others need to reach these windows.
+  // What others need to reach this rank, whose windows these are.
   std::string describe(std::span<const Window> windows);
-  // From describe() of that rank, whose windows have these sizes; 0 = any, and not to be used.
-  // Throws Error{setup}.
-  void connect(int rank, const std::string& description, std::span<const std::uint64_t> sizes);
+  // From describe() of that rank. Throws Error{setup}.
+  void connect(int rank, const std::string& description);
 
   void put(int rank, std::size_t window, std::uint64_t offset, std::span<const std::byte> from);
   // Up to kMostCopied bytes, which may change at once.
   void put_copy(int rank, std::size_t window, std::uint64_t offset,
                 std::span<const std::byte> from);
-  void order();
   // Into `to`, which must stay until `*done` has become 1 (2: the rank cannot be reached any more).
   void get(int rank, std::size_t window, std::uint64_t offset, std::span<std::byte> to, int* done);
 
@@ -62,8 +64,9 @@ class UcxTransport {
   // Of the library: its version; empty = this build has none.
   static std::string version();
 
- private:
   struct Impl;
+
+ private:
   std::unique_ptr<Impl> impl_;
 };
 
