@@ -96,8 +96,7 @@ void EngineImpl<F>::tell_peer(Op& op, int r) {
     const std::uint32_t begin = plan.off[static_cast<std::size_t>(first)];
     ranges[count++] = {own().offsets(slot).offset + static_cast<std::uint64_t>(first) * 4,
                        (static_cast<std::uint64_t>(end - first) + 1) * 4};
-    ranges[count++] =
-        own().entries(slot, begin, plan.off[static_cast<std::size_t>(end)] - begin);
+    ranges[count++] = own().entries(slot, begin, plan.off[static_cast<std::size_t>(end)] - begin);
     if (config_.push && is_by_expert(routed.shape.layout)) {
       ranges[count++] = own().counts(slot, plan.group_rows.size());
     }

@@ -339,7 +339,8 @@ bool EngineImpl<F>::advance_owner(Op& op, int q) {
     if (!read_missing(op, q, lacking)) return false;
     if (lacking.contains(rank_)) {
       op.absent.insert(q);
-      report_loss(op, gateway_to(*op.handle->routed, hosts_.host_of(q)), "it did not relay my rows");
+      report_loss(op, gateway_to(*op.handle->routed, hosts_.host_of(q)),
+                  "it did not relay my rows");
       return true;
     }
   }

@@ -1,6 +1,6 @@
 // The engine over any fabric. The bodies: roles_impl.hpp, agree_impl.hpp, dispatch_impl.hpp,
-// push_impl.hpp, slices_impl.hpp, relay_impl.hpp, wire_impl.hpp, place_impl.hpp, combine_impl.hpp and
-// end_impl.hpp.
+// push_impl.hpp, slices_impl.hpp, relay_impl.hpp, wire_impl.hpp, place_impl.hpp, combine_impl.hpp
+// and end_impl.hpp.
 //
 // To add a fabric: satisfy fabric/concept.hpp and instantiate EngineImpl in one .cpp.
 #pragma once
@@ -379,7 +379,7 @@ class EngineImpl final : public Engine {
   std::vector<PrivateArea> areas_;  // as many as slots
   PrivateRows scratch_;             // [kMaxLanes] rows of a token, out of their blocks
   std::size_t scratch_bytes_ = 0;
-  PrivateRows host_sums_;  // [kMaxLanes x hosts] rows of a token
+  PrivateRows host_sums_;                 // [kMaxLanes x hosts] rows of a token
   std::vector<PrivateArea*> free_areas_;  // the last one given back is the first to be taken
   std::array<const std::byte*, kMaxSlots> mapped_views_ = {};  // all ranks' x of a slot
   std::vector<std::unique_ptr<Op>> ops_;                       // in no order; `order_` is
@@ -453,9 +453,9 @@ EngineImpl<F>::EngineImpl(F& fabric, const EngineOptions& options)
   }
   if (config_.push) begin_windows(options.epoch);
   if (is_grouped_) {
-    host_sums_ = PrivateRows(
-        kMaxLanes * static_cast<std::size_t>(hosts_.num_hosts()) * config_.max_stride,
-        PrivateRows::Use::sparse);
+    host_sums_ =
+        PrivateRows(kMaxLanes * static_cast<std::size_t>(hosts_.num_hosts()) * config_.max_stride,
+                    PrivateRows::Use::sparse);
   }
 }
 
@@ -487,9 +487,9 @@ Op& EngineImpl<F>::free_op() {
   for (const auto& op : ops_) {
     if (op->line.kind != OpKind::none) continue;
     op->cached = op->encoding = op->announced = op->sent = op->placed = op->by_expert = false;
-    for (RankSet* set : {&op->absent, &op->unplaced, &op->pushers, &op->coming, &op->unsent,
-                         &op->decoding, &op->targets, &op->copying, &op->early, &op->relaying,
-                         &op->summing, &op->helpers}) {
+    for (RankSet* set :
+         {&op->absent, &op->unplaced, &op->pushers, &op->coming, &op->unsent, &op->decoding,
+          &op->targets, &op->copying, &op->early, &op->relaying, &op->summing, &op->helpers}) {
       set->clear();
     }
     op->status = {};

@@ -37,10 +37,10 @@ void list_relayed_rows(std::span<const Entry> entries, std::span<const std::uint
     const auto mine = entries.subspan(off[r] - off[0], off[r + 1] - off[r]);
     for (std::size_t i = 0; i < mine.size(); ++i) {
       if (i != 0 && mine[i].token == mine[i - 1].token) continue;  // another k of the same row
-      rows.push_back({mine[i].token, {.index = index++,
-                                      .rank = static_cast<std::uint16_t>(
-                                          first_rank + static_cast<int>(r)),
-                                      .group = 0}});
+      rows.push_back({mine[i].token,
+                      {.index = index++,
+                       .rank = static_cast<std::uint16_t>(first_rank + static_cast<int>(r)),
+                       .group = 0}});
     }
   }
   std::stable_sort(rows.begin(), rows.end(),

@@ -72,6 +72,12 @@ class FabricTest : public testing::Test {
  protected:
   using F = typename Group::Fabric;
 
+  void SetUp() override {
+    if constexpr (requires { Group::is_here(); }) {
+      if (!Group::is_here()) GTEST_SKIP() << "this machine has none";
+    }
+  }
+
   static Group make(int size, std::uint64_t bytes = kBytes) {
     return Group(std::vector<std::uint64_t>(static_cast<std::size_t>(size), bytes));
   }
@@ -355,6 +361,128 @@ TYPED_TEST(FabricTest, TheLastWordsComeBeforeTheEnd) {
       EXPECT_EQ(group.rank(r).load_flag(0, kFlag), 11U);
       EXPECT_EQ(fetch(group.rank(r), 0, {kData, 64}), pattern(64, 6));
     }
+  }
+}
+
+template <class F>
+void put(F& fabric, int rank, Range range, const std::vector<std::byte>& bytes) {
+  std::memcpy(fabric.claim_at(rank, range), bytes.data(), bytes.size());
+  fabric.commit_at(rank, range, Store::near);
+}
+
+template <class F>
+std::vector<std::byte> inbox(F& fabric, int source, Range range) {
+  const std::byte* bytes = nullptr;
+  progress_until(
+      fabric, [&] { return (bytes = fabric.incoming(source, range)) != nullptr; }, "rows");
+  std::vector<std::byte> result(bytes, bytes + range.bytes);
+  fabric.taken(source, range);
+  return result;
+}
+
+// Rows one behind the other, apart, and back; of several ranks side by side.
+TYPED_TEST(FabricTest, ASignalPublishesWhatWasPutIntoAnInbox) {
+  constexpr int kRanks = 3;
+  constexpr std::uint64_t kRow = 512;
+  TypeParam group = this->make(kRanks);
+  for (std::uint64_t value = 1; value <= 20; ++value) {
+    for (const int source : {0, 2}) {
+      auto& fabric = group.rank(source);
+      const auto first = static_cast<std::uint64_t>(source) * 16;
+      for (const std::uint64_t row : {3, 4, 5, 9, 1, 2}) {
+        put(fabric, 1, {(first + row) * kRow, kRow}, pattern(kRow, 100 * value + first + row));
+      }
+      fabric.order(Ordering::before_flag);
+      fabric.signal(1, kFlag, value);
+    }
+    for (const int source : {0, 2}) {
+      const auto first = static_cast<std::uint64_t>(source) * 16;
+      await_flag(group.rank(1), source, kFlag, value);
+      for (const std::uint64_t row : {1, 2, 3, 4, 5, 9}) {
+        ASSERT_EQ(inbox(group.rank(1), source, {(first + row) * kRow, kRow}),
+                  pattern(kRow, 100 * value + first + row))
+            << "row " << row << " of rank " << source << ", " << value;
+      }
+    }
+  }
+}
+
+TYPED_TEST(FabricTest, AFlagPublishesInboxesToo) {
+  constexpr std::uint64_t kMany = 48 * 1024;
+  TypeParam group = this->make(3);
+  for (std::uint64_t value = 1; value <= 10; ++value) {
+    for (const int to : {1, 2}) {
+      put(group.rank(0), to, {kData, kMany - kData}, pattern(kMany - kData, value + 50));
+    }
+    group.rank(0).order(Ordering::before_flag);
+    group.rank(0).store_flag(kFlag, value);
+    for (const int to : {1, 2}) {
+      await_flag(group.rank(to), 0, kFlag, value);
+      ASSERT_EQ(inbox(group.rank(to), 0, {kData, kMany - kData}),
+                pattern(kMany - kData, value + 50));
+    }
+  }
+}
+
+// Also what was put after an earlier question that nobody waited for.
+TYPED_TEST(FabricTest, FlushedMeansThatAllOfItIsThere) {
+  TypeParam group = this->make(2);
+  auto& fabric = group.rank(0);
+  for (std::uint64_t value = 1; value <= 30; ++value) {
+    const auto first = pattern(8192, value);
+    const auto second = pattern(16384, value + 100);
+    put(fabric, 1, {kData, first.size()}, first);
+    fabric.order(Ordering::before_flag);
+    (void)fabric.flushed(1);
+    put(fabric, 1, {kData + 16384, second.size()}, second);
+    fabric.order(Ordering::before_flag);
+    progress_until(
+        fabric, [&] { return fabric.flushed(1); }, "flush");
+    ASSERT_EQ(inbox(group.rank(1), 0, {kData, first.size()}), first);
+    ASSERT_EQ(inbox(group.rank(1), 0, {kData + 16384, second.size()}), second);
+    fabric.signal(1, kFlag, value);
+    await_flag(group.rank(1), 0, kFlag, value);
+  }
+}
+
+TYPED_TEST(FabricTest, ReplicatedBytesAreThoseBeforeTheFlag) {
+  TypeParam group = this->make(3);
+  const Range ranges[] = {{kData, 256}, {kData + 4096, 64}};
+  for (std::uint64_t value = 1; value <= 20; ++value) {
+    for (const Range& range : ranges) {
+      publish(group.rank(0), range, pattern(range.bytes, value + range.offset));
+    }
+    for (const int to : {1, 2}) group.rank(0).replicate(to, ranges);
+    group.rank(0).store_flag(kFlag, value);
+    for (const int to : {1, 2}) {
+      await_flag(group.rank(to), 0, kFlag, value);
+      for (const Range& range : ranges) {
+        ASSERT_EQ(fetch(group.rank(to), 0, range), pattern(range.bytes, value + range.offset));
+      }
+    }
+  }
+}
+
+// Bytes that were being fetched for somebody else must not come over those of another range.
+TYPED_TEST(FabricTest, AnAbandonedFetchDoesNotComeOverLaterOnes) {
+  TypeParam group = this->make(2);
+  auto& reader = group.rank(1);
+  for (std::uint64_t value = 1; value <= 40; ++value) {
+    (void)reader.acquire(0, {kData, 8192});
+    reader.abandon(0, {kData, 8192});
+    publish(group.rank(0), {kData + 1024, 512}, pattern(512, value));
+    group.rank(0).store_flag(kFlag, value);
+    await_flag(reader, 0, kFlag, value);
+    const std::byte* bytes = nullptr;
+    progress_until(
+        reader,
+        [&] {
+          return (bytes = reader.acquire(0, {kData + 1024, 512})) != nullptr;
+        },
+        "bytes");
+    for (int i = 0; i < 20; ++i) reader.progress();
+    ASSERT_EQ(std::memcmp(bytes, pattern(512, value).data(), 512), 0) << value;
+    reader.release(0, {kData + 1024, 512});
   }
 }
 

@@ -193,6 +193,7 @@ class CountingFabric {
   void commit(Range range, Store store) { f_.commit(range, store); }
   void replicate(int rank, std::span<const Range> ranges) { f_.replicate(rank, ranges); }
   std::byte* inbox(Range range) { return f_.inbox(range); }
+  const std::byte* inbox_of(int rank, Range range) { return f_.inbox_of(rank, range); }
   std::byte* claim_at(int rank, Range range) { return f_.claim_at(rank, range); }
   void commit_at(int rank, Range range, Store store) {
     MessageCost& cost = costs[static_cast<std::size_t>(rank)];
@@ -212,6 +213,7 @@ class CountingFabric {
     f_.signal(rank, offset, value);
   }
   void order(Ordering ordering) { f_.order(ordering); }
+  void post() { f_.post(); }
   int progress() { return f_.progress(); }
   void work(Work work) { f_.work(work); }
   PeerState peer_state(int rank) const { return f_.peer_state(rank); }

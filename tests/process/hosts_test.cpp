@@ -1,24 +1,16 @@
-// Ranks that take each other for ranks of other hosts: UCX over loopback between them, shared memory
-// among those of one.
+// Ranks that take each other for ranks of other hosts: UCX over loopback between them, shared
+// memory among those of one.
 #include <gtest/gtest.h>
 
 #include <cstdio>
 
-#include "fabric/ucx/transport.hpp"
 #include "support/case_runner.hpp"
 #include "support/cases.hpp"
+#include "support/fabric_groups.hpp"
 #include "support/ranks.hpp"
 
 namespace ubep::test {
 namespace {
-
-bool has_ucx() {
-  try {
-    return !UcxTransport::version().empty();
-  } catch (const Error&) {  // built with its headers, and it is not installed
-    return false;
-  }
-}
 
 // What a case of one host does, between hosts: most operations are relayed.
 void spread(Case& c) {

@@ -265,8 +265,7 @@ bool SimRank::end(int number) {
   Progress& p = progress(number);
   const bool altered = is_culprit(number) && setup_.culprit.alteration == Alteration::release;
   const bool releases = operation(number).release || altered;
-  const bool early =
-      releases && !is_repeated(number) && random_.one_in(4) && may_give_up(number);
+  const bool early = releases && !is_repeated(number) && random_.one_in(4) && may_give_up(number);
   if (p.stage != Stage::received && !early) return false;
   if (!releases) return start_combine(number);
   // The views hold what they held: nobody has written into this slot since.

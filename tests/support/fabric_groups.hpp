@@ -1,18 +1,23 @@
 // The fabrics that the conformance suite runs on: each entry makes all ranks of a group at once.
 //
+// Inboxes are as large as segments.
+//
 // To add a fabric: a class with `Fabric`, a constructor from segment sizes, rank() and run(), and
 // its name in FabricGroups.
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "fabric/shm/fabric.hpp"
+#include "fabric/ucx/fabric.hpp"
 #ifdef UBEP_HAVE_SIM
 #include "sim/world.hpp"
 #endif
@@ -32,6 +37,34 @@ class ShmGroup {
 
  private:
   std::vector<std::unique_ptr<ShmFabric>> ranks_;
+};
+
+bool has_ucx();
+
+// Ranks are threads of this process, each on a host of its own, as far as they know: UCX over
+// loopback. Another thread moves transfers on all the time, as a rank in a call does.
+class UcxGroup {
+ public:
+  using Fabric = UcxFabric;
+  static constexpr const char* kName = "ucx";
+  static bool is_here() { return has_ucx(); }
+
+  explicit UcxGroup(const std::vector<std::uint64_t>& segment_bytes, std::uint64_t told_bytes = 0);
+  ~UcxGroup();
+  UcxGroup(const UcxGroup&) = delete;
+  UcxGroup& operator=(const UcxGroup&) = delete;
+
+  Fabric& rank(int r) { return *ranks_[static_cast<std::size_t>(r)].all; }
+  void run(const std::function<void(int)>& body);
+  // Between these nobody moves transfers on but the caller of progress().
+  void pause() { help_ = false; }
+  void resume() { help_ = true; }
+
+ private:
+  std::vector<UcxFabric::Joined> ranks_;
+  std::atomic<bool> over_ = false;
+  std::atomic<bool> help_ = true;
+  std::thread helper_;
 };
 
 #ifdef UBEP_HAVE_SIM
@@ -69,11 +102,11 @@ struct FetchedGroup : SimGroup {
       : SimGroup(segment_bytes, false, true) {}
 };
 
-using FabricGroups = testing::Types<ShmGroup, MappedGroup, WeakGroup, FetchedGroup>;
+using FabricGroups = testing::Types<ShmGroup, UcxGroup, MappedGroup, WeakGroup, FetchedGroup>;
 
 #else
 
-using FabricGroups = testing::Types<ShmGroup>;
+using FabricGroups = testing::Types<ShmGroup, UcxGroup>;
 
 #endif
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <exception>
@@ -21,8 +22,12 @@ namespace {
 
 // Rows for one rank are put together up to here: the first are under way while others are written.
 constexpr std::uint64_t kMostPending = 256 * 1024;
-constexpr timespec kNap = {0, 50'000};  // of a set-up
+constexpr timespec kNap = {0, 50'000};                   // of a set-up
 constexpr std::uint64_t kGreetingOffset = kProbeOffset;  // nobody probes a rank of another host
+
+bool overlap(Range a, Range b) {
+  return a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
+}
 
 }  // namespace
 
@@ -34,9 +39,13 @@ std::vector<UcxFabric::Host> UcxFabric::compare_hosts(const std::vector<std::str
   std::map<std::string, int> numbers;
   for (const std::string& text : told) {
     const std::string id = text.substr(0, text.find('\n'));
+    if (!text.empty() && id.size() == text.size()) {
+      throw Error(ErrorCode::setup, "a rank does not tell its host");
+    }
     const int before = hosts.empty() ? 0 : hosts.back().number;
     const int number =
-        text.empty() ? before : numbers.try_emplace(id, static_cast<int>(numbers.size())).first->second;
+        text.empty() ? before
+                     : numbers.try_emplace(id, static_cast<int>(numbers.size())).first->second;
     hosts.push_back({.name = text.empty() ? std::string() : text.substr(id.size() + 1),
                      .number = number,
                      .is_mine = !text.empty() && id == mine});
@@ -71,12 +80,13 @@ void UcxFabric::decline(const JoinRequest& request, const TcpPlace& place, const
 UcxFabric::UcxFabric(const JoinRequest& request, ShmFabric& local, std::vector<Host> hosts,
                      std::vector<int> members)
     : local_(local),
+      pid_(getpid()),
       hosts_(std::move(hosts)),
       members_(std::move(members)),
       told_bytes_(request.told_bytes),
       pending_(static_cast<std::size_t>(local.size())) {
-  linger_ = std::chrono::duration_cast<std::chrono::milliseconds>(
-      request.deadline - std::chrono::steady_clock::now());
+  linger_ = std::chrono::duration_cast<std::chrono::milliseconds>(request.deadline -
+                                                                  std::chrono::steady_clock::now());
   for (int r : members_) {
     if (is_remote(r)) remote_.push_back(r);
   }
@@ -91,6 +101,10 @@ UcxFabric::UcxFabric(const JoinRequest& request, ShmFabric& local, std::vector<H
 
 UcxFabric::~UcxFabric() {
   if (transport_ == nullptr) return;
+  if (pid_ != getpid()) {  // a forked child must not touch its parent's connections
+    (void)transport_.release();
+    return;
+  }
   const std::lock_guard lock(mutex_);
   transport_->finish(std::chrono::steady_clock::now() + linger_);
 }
@@ -107,7 +121,8 @@ std::uint64_t UcxFabric::bytes_between_hosts() {
 std::vector<Window> UcxFabric::windows_for(int rank, const JoinRequest& request) {
   const auto mine = static_cast<std::size_t>(this->rank());
   const auto theirs = static_cast<std::size_t>(rank);
-  return {{inbox({}), request.inbox_bytes[mine], true},
+  const std::uint64_t inbox_bytes = request.inbox_bytes.empty() ? 0 : request.inbox_bytes[mine];
+  return {{inbox({}), inbox_bytes, true},
           {claim({}), request.segment_bytes[mine], false},
           {copy_of(rank, {}), request.segment_bytes[theirs], true}};
 }
@@ -133,14 +148,13 @@ void UcxFabric::await_words(const JoinRequest& request, std::uint64_t offset) {
   if (transport_ != nullptr) transport_->post();
   for (int r : remote_) {
     // acquires: nothing; that the other side can be reached.
-    while (load_flag(r, offset) == 0 ||
-           (offset == kGreetingOffset && !transport_->flushed(r))) {
+    while (load_flag(r, offset) == 0 || (offset == kGreetingOffset && !transport_->flushed(r))) {
       const char* failure = transport_->failure(r);
       if (failure != nullptr || std::chrono::steady_clock::now() >= request.deadline) {
-        throw Error(ErrorCode::setup,
-                    fmt::format("rank {} (host {}) cannot be reached over UCX from host {}: {}", r,
-                                host_name(r), ubep::host_name(),
-                                failure == nullptr ? "timeout" : failure));
+        throw Error(
+            ErrorCode::setup,
+            fmt::format("rank {} (host {}) cannot be reached over UCX from host {}: {}", r,
+                        host_name(r), ubep::host_name(), failure == nullptr ? "timeout" : failure));
       }
       if (transport_->progress() == 0) nanosleep(&kNap, nullptr);
     }
@@ -154,9 +168,9 @@ const std::byte* UcxFabric::acquire(int rank, Range range) {
   if (is_told || range.bytes == 0) return here;
   const std::lock_guard lock(mutex_);
   for (const Fetch& fetch : fetches_) {
-    if (fetch.rank != rank || fetch.range.offset != range.offset) continue;
-    if (!fetch.wanted) return nullptr;  // first the old bytes must have come
-    return fetch.done == 1 ? here : nullptr;
+    if (fetch.rank != rank) continue;
+    if (!fetch.wanted && overlap(fetch.range, range)) return nullptr;  // first the old bytes come
+    if (fetch.wanted && fetch.range.offset == range.offset) return fetch.done == 1 ? here : nullptr;
   }
   Fetch& fetch = fetches_.emplace_back(Fetch{.rank = rank, .range = range});
   transport_->get({rank, kSegment, range.offset}, {here, range.bytes}, &fetch.done);
@@ -257,6 +271,8 @@ int UcxFabric::progress() {
   if (remote_.empty()) return 0;
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return 0;
+  for (int r : remote_) put_pending(r);
+  transport_->post();
   const int moved = transport_->progress();
   std::erase_if(fetches_, [](const Fetch& fetch) { return !fetch.wanted && fetch.done != 0; });
   return moved;

@@ -2,8 +2,8 @@
 //
 // Of every rank of another host there is a private copy of its segment, and of its inbox. The rank
 // itself puts its words, op lines and records into the copy of its segment (replicate, store_flag);
-// everything else in it is fetched when it is acquired. Rows for its inbox are written into the copy
-// of the inbox, at their place, and put from there.
+// everything else in it is fetched when it is acquired. Rows for its inbox are written into the
+// copy of the inbox, at their place, and put from there.
 #pragma once
 
 #include <functional>
@@ -110,16 +110,17 @@ class UcxFabric {
   }
 
   ShmFabric& local_;
+  int pid_;
   std::vector<Host> hosts_;
   std::vector<int> members_;
   std::vector<int> remote_;  // of members_
   FabricFacts facts_;
   std::vector<std::uint64_t> told_bytes_;  // JoinRequest
   std::chrono::milliseconds linger_{};
-  std::mutex mutex_;  // of all below: any lane puts and fetches
+  std::mutex mutex_;                         // of all below: any lane puts and fetches
+  std::vector<Pending> pending_;             // [R]
+  std::list<Fetch> fetches_;                 // some end only with the transport
   std::unique_ptr<UcxTransport> transport_;  // null: all ranks are here
-  std::vector<Pending> pending_;  // [R]
-  std::list<Fetch> fetches_;
 };
 
 }  // namespace ubep

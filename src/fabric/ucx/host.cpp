@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 
 namespace ubep {
@@ -27,7 +28,7 @@ std::uint64_t inode(const char* path) {
 
 std::string host_id() {
   if (const char* given = std::getenv("UBEP_HOST_ID"); given != nullptr && *given != 0) {
-    return given;
+    return std::string(given, std::strcspn(given, "\n"));  // others take it as one line
   }
   return fmt::format("{}/{}/{}/{}", first_line("/proc/sys/kernel/random/boot_id"),
                      inode("/proc/self/ns/net"), inode("/proc/self/ns/pid"), getuid());

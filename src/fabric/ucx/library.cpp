@@ -34,15 +34,17 @@ template <class Function>
 void find(void* library, const char* name, Function& function) {
   function = reinterpret_cast<Function>(dlsym(library, name));
   if (function != nullptr) return;
-  throw Error(ErrorCode::setup, fmt::format("{} has no {}: expected UCX 1.12 or newer", kName, name));
+  throw Error(ErrorCode::setup,
+              fmt::format("{} has no {}: expected UCX 1.12 or newer", kName, name));
 }
 
 UcpLibrary load() {
   const KeepSignalHandlers handlers;
   void* file = dlopen(kName, RTLD_NOW | RTLD_LOCAL);  // for good: it leaves threads and hooks
   if (file == nullptr) {
-    throw Error(ErrorCode::setup,
-                fmt::format("ranks on several hosts need UCX, which cannot be loaded: {}", dlerror()));
+    throw Error(
+        ErrorCode::setup,
+        fmt::format("ranks on several hosts need UCX, which cannot be loaded: {}", dlerror()));
   }
   UcpLibrary ucp = {};
   find(file, "ucp_init_version", ucp.init_version);

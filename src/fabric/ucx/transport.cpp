@@ -19,10 +19,10 @@ namespace ubep {
 namespace {
 
 constexpr unsigned kMessageId = 0;
-constexpr std::uint32_t kMagic = 0x50'45'42'55;          // "UBEP"
-constexpr std::uint64_t kShort = 8 * 1024;               // pieces up to here are copied,
-constexpr std::size_t kMostWaiting = 32 * 1024;          //   and so many bytes of them wait
-constexpr std::uint64_t kMostLong = 128 * 1024;          // of one message without a copy
+constexpr std::uint32_t kMagic = 0x50'45'42'55;  // "UBEP"
+constexpr std::uint64_t kShort = 8 * 1024;       // pieces up to here are copied,
+constexpr std::size_t kMostWaiting = 32 * 1024;  //   and so many bytes of them wait
+constexpr std::uint64_t kMostLong = 128 * 1024;  // of one message without a copy
 
 enum class Kind : std::uint32_t { bytes, word, get, got, ping, pong };
 
@@ -64,6 +64,20 @@ void append(std::vector<std::byte>& to, const void* data, std::size_t bytes) {
   to.resize(round_up(to.size(), 8));
 }
 
+// Short ones hold words that other lanes may be looking at.
+void store(std::byte* to, std::span<const std::byte> bytes) {
+  if (bytes.size() > kLineBytes || (reinterpret_cast<std::uintptr_t>(to) | bytes.size()) % 8 != 0) {
+    std::memcpy(to, bytes.data(), bytes.size());
+    return;
+  }
+  for (std::size_t i = 0; i < bytes.size(); i += 8) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, bytes.data() + i, sizeof(word));
+    // publishes: nothing; the word behind these does.
+    SharedWord(to + i).store_release(word);
+  }
+}
+
 struct Fetch {
   std::span<std::byte> into;
   int* done;
@@ -79,9 +93,9 @@ struct Peer {
   std::map<std::uint64_t, std::pair<Header, std::vector<std::byte>>> early;
   std::map<std::uint64_t, Fetch> fetches;
   std::uint64_t next_fetch = 0;
-  std::uint64_t pings = 0;
-  std::uint64_t pongs = 0;
-  bool flushing = false;
+  std::uint64_t puts = 0;      // pieces
+  std::uint64_t asked = 0;     // of them, by the latest ping
+  std::uint64_t answered = 0;  // and by the latest pong
   std::vector<Piece> answers;  // that are still to be given
 };
 
@@ -202,8 +216,8 @@ void UcxTransport::connect(int rank, const std::string& description, std::vector
   params.err_handler = {.cb = on_failure, .arg = &peer};
   const ucs_status_t status = impl_->ucp.ep_create(impl_->worker, &params, &peer.endpoint);
   if (status == UCS_OK) return;
-  throw Error(ErrorCode::setup, fmt::format("UCX cannot reach rank {}: {}", rank,
-                                            impl_->ucp.status_string(status)));
+  throw Error(ErrorCode::setup,
+              fmt::format("UCX cannot reach rank {}: {}", rank, impl_->ucp.status_string(status)));
 }
 
 void UcxTransport::Impl::lose(Peer& peer, const char* why) {
@@ -215,6 +229,7 @@ void UcxTransport::Impl::add(Peer& to, const Piece& piece, std::span<const std::
   if (to.waiting == nullptr) to.waiting = std::make_unique<Message>();
   Message& message = *to.waiting;
   ++message.header.pieces;
+  if (piece.kind == Kind::bytes || piece.kind == Kind::word) ++to.puts;
   append(message.data, &piece, sizeof(piece));
   if (!bytes.empty()) append(message.data, bytes.data(), bytes.size());
   if (message.data.size() >= kMostWaiting) post(to);
@@ -260,6 +275,7 @@ void UcxTransport::put(const Place& to, std::span<const std::byte> from) {
     const auto part = from.first(std::min<std::size_t>(from.size(), kMostLong));
     auto message = std::make_unique<Message>();
     message->header.piece = {Kind::bytes, window, offset, part.size()};
+    ++peer.puts;
     impl_->send(peer, std::move(message), part);
     offset += part.size();
     from = from.subspan(part.size());
@@ -279,8 +295,7 @@ void UcxTransport::get(const Place& from, std::span<std::byte> into, int* done) 
   peer.fetches[fetch] = {into, done};
   std::array<std::byte, sizeof(fetch)> number;
   std::memcpy(number.data(), &fetch, sizeof(fetch));
-  impl_->add(peer,
-             {Kind::get, static_cast<std::uint32_t>(from.window), from.offset, into.size()},
+  impl_->add(peer, {Kind::get, static_cast<std::uint32_t>(from.window), from.offset, into.size()},
              number);
 }
 
@@ -295,15 +310,17 @@ void UcxTransport::Impl::hear(const Header& header, std::span<const std::byte> d
                      peer(header.rank).endpoint != nullptr;
   if (!known) return;
   Peer& from = peer(header.rank);
+  if (from.failure != nullptr) return;
   if (header.number != from.received) {  // UCX promises no order, though it keeps one
     if (header.number > from.received) {
-      from.early[header.number] = {header, {data.begin(), data.end()}};
+      from.early.try_emplace(header.number, header,
+                             std::vector<std::byte>(data.begin(), data.end()));
     }
     return;
   }
   take_in(from, header, data);
-  for (auto next = from.early.begin();
-       next != from.early.end() && next->first == from.received; next = from.early.begin()) {
+  for (auto next = from.early.begin(); next != from.early.end() && next->first == from.received;
+       next = from.early.begin()) {
     const auto message = std::move(next->second);
     from.early.erase(next);
     take_in(from, message.first, message.second);
@@ -346,7 +363,7 @@ bool UcxTransport::Impl::take_piece(Peer& from, const Piece& piece,
     case Kind::bytes: {
       std::byte* to = place(data.size(), true);
       if (to == nullptr || data.size() != piece.bytes) return false;
-      std::memcpy(to, data.data(), data.size());
+      store(to, data);
       return true;
     }
     case Kind::word: {
@@ -357,7 +374,8 @@ bool UcxTransport::Impl::take_piece(Peer& from, const Piece& piece,
       return true;
     }
     case Kind::get: {
-      if (data.size() != sizeof(std::uint64_t) || place(piece.bytes, false) == nullptr) return false;
+      if (data.size() != sizeof(std::uint64_t) || place(piece.bytes, false) == nullptr)
+        return false;
       Piece answer = piece;
       answer.kind = Kind::got;
       from.answers.push_back(answer);
@@ -375,10 +393,10 @@ bool UcxTransport::Impl::take_piece(Peer& from, const Piece& piece,
       return true;
     }
     case Kind::ping:
-      from.answers.push_back({Kind::pong, 0, 0, 0});
+      from.answers.push_back({Kind::pong, 0, piece.offset, 0});
       return true;
     case Kind::pong:
-      ++from.pongs;
+      from.answered = std::max(from.answered, piece.offset);
       return true;
   }
   return false;
@@ -416,16 +434,13 @@ int UcxTransport::progress() {
 
 bool UcxTransport::flushed(int rank) {
   Peer& peer = impl_->peer(rank);
-  if (peer.endpoint == nullptr || peer.failure != nullptr) return true;
-  if (!peer.flushing) {
-    peer.flushing = true;
-    ++peer.pings;
-    impl_->add(peer, {Kind::ping, 0, 0, 0}, {});
-    impl_->post(peer);
+  if (peer.failure != nullptr || peer.answered >= peer.puts) return true;
+  if (peer.asked < peer.puts) {
+    peer.asked = peer.puts;
+    impl_->add(peer, {Kind::ping, 0, peer.puts, 0}, {});
   }
-  (void)progress();
-  peer.flushing = peer.pings != peer.pongs;
-  return !peer.flushing;
+  impl_->post(peer);
+  return false;
 }
 
 void UcxTransport::finish(Deadline deadline) {

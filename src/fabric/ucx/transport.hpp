@@ -1,9 +1,13 @@
 // This rank's way to ranks of other hosts, over UCX: bytes and words into their windows, and bytes
 // out of them.
 //
+// By messages that the other side's progress() carries out, and checks where each piece goes. Not
+// by UCX's own puts: over networks without remote memory access, TCP above all, UCX (1.13) answers
+// each of them by itself, and ends the process when one of a rank comes in that has died.
+//
 // Everything that is sent to a rank arrives in order. Small pieces wait for one another until
-// post(). The receiver checks where each piece goes. Not thread-safe, and never waits but in
-// finish().
+// post(). Memory that is fetched to must stay until the transport is gone. Not thread-safe, and
+// never waits but in finish().
 #pragma once
 
 #include <chrono>
@@ -54,8 +58,7 @@ class UcxTransport {
   void post();
   // Moves transfers on; returns how many.
   int progress();
-  // Whether a rank has taken in all that was sent to it when this was first asked; the next question
-  // after a `true` is about what was sent since.
+  // Whether a rank has taken in all that was put to it until now.
   bool flushed(int rank);
   // Until all has arrived everywhere, or the deadline.
   void finish(Deadline deadline);

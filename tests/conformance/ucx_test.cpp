@@ -1,0 +1,206 @@
+// What the concept asks of UcxFabric alone, while its way to another rank is full: nothing moves on
+// but what these tests move.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+#include <vector>
+
+#include "support/fabric_groups.hpp"
+
+namespace ubep::test {
+namespace {
+
+constexpr std::uint64_t kMiB = 1024 * 1024;
+constexpr std::uint64_t kFlag = kFabricHeaderBytes;
+constexpr std::uint64_t kTold = 64 * 1024;  // of each segment
+constexpr std::uint64_t kLine = 4096;       // of what is told
+constexpr std::uint64_t kLoad = 32 * kMiB;  // far more than a connection takes at once
+constexpr std::uint64_t kBytes = kLoad + kMiB;
+
+class UcxTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!has_ucx()) GTEST_SKIP() << "there is no UCX";
+  }
+
+  static std::vector<std::uint64_t> sizes(int ranks) {
+    return std::vector<std::uint64_t>(static_cast<std::size_t>(ranks), kBytes);
+  }
+
+  static void fill(std::byte* at, std::uint64_t bytes, int value) {
+    std::memset(at, value, static_cast<std::size_t>(bytes));
+  }
+  static bool holds(const std::byte* at, std::uint64_t bytes, int value) {
+    for (std::uint64_t i = 0; i < bytes; ++i) {
+      if (at[i] != static_cast<std::byte>(value)) return false;
+    }
+    return true;
+  }
+
+  static void load(UcxFabric& fabric, int to, int value) {
+    fill(fabric.claim_at(to, {0, kLoad}), kLoad, value);
+    fabric.commit_at(to, {0, kLoad}, Store::near);
+    fabric.order(Ordering::before_flag);
+  }
+
+  template <class Ready>
+  static void await(Ready ready) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (!ready()) {
+      ASSERT_LT(std::chrono::steady_clock::now(), until);
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  }
+};
+
+TEST_F(UcxTest, WhatIsToldNeedsNoFetch) {
+  UcxGroup group(sizes(2), kTold);
+  auto& from = group.rank(0);
+  auto& to = group.rank(1);
+  const Range line{kLine, 200};
+  fill(from.claim(line), line.bytes, 7);
+  from.replicate(1, {&line, 1});
+  from.store_flag(kFlag, 1);
+  await([&] { return to.load_flag(0, kFlag) == 1; });
+  const std::byte* told = to.acquire(0, line);
+  ASSERT_NE(told, nullptr);
+  EXPECT_TRUE(holds(told, line.bytes, 7));
+}
+
+// The engine writes the next rank's bits to the same place.
+TEST_F(UcxTest, AShortRangeIsToldAsItWas) {
+  UcxGroup group(sizes(3), kTold);
+  auto& from = group.rank(0);
+  const Range line{kLine, 8};
+  group.pause();
+  for (int r = 1; r < 3; ++r) load(from, r, r);
+  for (int r = 1; r < 3; ++r) {
+    fill(from.claim(line), line.bytes, 10 + r);
+    from.replicate(r, {&line, 1});
+    from.signal(r, kFlag, 1);
+  }
+  fill(from.claim(line), line.bytes, 99);
+  group.resume();
+  for (int r = 1; r < 3; ++r) {
+    auto& to = group.rank(r);
+    await([&] { return to.load_flag(0, kFlag) == 1; });
+    EXPECT_TRUE(holds(to.acquire(0, line), line.bytes, 10 + r)) << "rank " << r;
+    EXPECT_TRUE(holds(to.inbox({0, kLoad}), kLoad, r));
+  }
+}
+
+// An op line is told with the word as it was: the new one comes behind all that it announces.
+TEST_F(UcxTest, AWordDoesNotTravelWithTheLineAroundIt) {
+  UcxGroup group(sizes(2), kTold);
+  auto& from = group.rank(0);
+  auto& to = group.rank(1);
+  const Range line{kLine, 64};
+  group.pause();
+  from.replicate(1, {&line, 1});
+  load(from, 1, 1);
+  from.replicate(1, {&line, 1});
+  for (int i = 0; i < 2; ++i) load(from, 1, 2);  // between the line and its word
+  from.store_flag(kLine, 5);
+  bool early = false;
+  await([&] {
+    (void)from.progress();
+    (void)to.progress();
+    const bool seen = to.load_flag(0, kLine) == 5;
+    if (seen && !holds(to.inbox({0, kLoad}), kLoad, 2)) early = true;
+    return seen;
+  });
+  EXPECT_FALSE(early);
+}
+
+TEST_F(UcxTest, AFlushCoversWhatCameAfterAnEarlierQuestion) {
+  UcxGroup group(sizes(2));
+  auto& from = group.rank(0);
+  auto& to = group.rank(1);
+  group.pause();
+  load(from, 1, 1);
+  EXPECT_FALSE(from.flushed(1));
+  load(from, 1, 2);
+  const Range last{kLoad, 512};
+  fill(from.claim_at(1, last), last.bytes, 3);
+  from.commit_at(1, last, Store::near);
+  await([&] {
+    (void)from.progress();
+    if (from.flushed(1)) return true;
+    (void)to.progress();
+    return false;
+  });
+  EXPECT_TRUE(holds(to.inbox({0, kLoad}), kLoad, 2));
+  EXPECT_TRUE(holds(to.inbox(last), last.bytes, 3));
+}
+
+// Of the same bytes, by other ranges.
+TEST_F(UcxTest, NothingIsFetchedWhileOldBytesAreOnTheirWay) {
+  UcxGroup group(sizes(2));
+  auto& owner = group.rank(0);
+  auto& reader = group.rank(1);
+  group.pause();
+  const Range all{kTold, 16 * kMiB};
+  const Range part{kTold + 8 * kMiB, 512};
+  ASSERT_EQ(reader.acquire(0, all), nullptr);
+  reader.abandon(0, all);
+  EXPECT_EQ(reader.acquire(0, part), nullptr);
+  reader.abandon(0, part);
+  fill(owner.claim(part), part.bytes, 4);
+  group.resume();
+  const std::byte* bytes = nullptr;
+  await([&] { return (bytes = reader.acquire(0, part)) != nullptr; });
+  EXPECT_TRUE(holds(bytes, part.bytes, 4));
+  group.pause();
+  for (int i = 0; i < 2000; ++i) {
+    (void)owner.progress();
+    (void)reader.progress();
+  }
+  EXPECT_TRUE(holds(bytes, part.bytes, 4));
+}
+
+// Whoever leaves has fetches and rows under way; the other side is gone before they are.
+TEST_F(UcxTest, LeavesWithTransfersUnderWay) {
+  UcxGroup group(sizes(2));
+  group.pause();
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_EQ(group.rank(r).acquire(1 - r, {0, kLoad}), nullptr);
+    load(group.rank(r), 1 - r, 1);
+    (void)group.rank(r).flushed(1 - r);
+    group.rank(r).store_flag(kFlag, 1);
+  }
+}
+
+std::size_t open_files() {
+  const std::filesystem::directory_iterator files("/proc/self/fd");
+  return static_cast<std::size_t>(std::distance(begin(files), end(files)));
+}
+
+std::uint64_t mapped_bytes() {
+  std::ifstream file("/proc/self/statm");
+  std::uint64_t pages = 0;
+  file >> pages;
+  return pages * static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+}
+
+TEST_F(UcxTest, GroupsLeaveNothingBehind) {
+  const std::vector<std::uint64_t> small(3, 256 * 1024);
+  const auto live = [&] {
+    UcxGroup group(small, kTold);
+    group.rank(0).store_flag(kFlag, 1);
+    await([&] { return group.rank(2).load_flag(0, kFlag) == 1; });
+  };
+  for (int i = 0; i < 10; ++i) live();
+  const std::size_t files = open_files();
+  const std::uint64_t bytes = mapped_bytes();
+  for (int i = 0; i < 50; ++i) live();
+  EXPECT_LE(open_files(), files);
+  EXPECT_LT(mapped_bytes(), bytes + 32 * kMiB);
+}
+
+}  // namespace
+}  // namespace ubep::test
