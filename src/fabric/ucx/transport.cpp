@@ -12,6 +12,7 @@
 #include <map>
 #include <utility>
 
+#include "fabric/shm/rendezvous.hpp"
 #include "fabric/ucx/library.hpp"
 #include "memory/word.hpp"
 #include "ubep/status.hpp"
@@ -31,7 +32,9 @@ enum class Kind : std::uint32_t {
   answer,   // to that: `offset` is the number of the question
 };
 
+// `key` is the receiver's: ports are used again, and anybody may connect to them.
 struct Header {
+  std::uint64_t key = 0;
   Kind kind = Kind::put;
   std::uint32_t source = 0;
   std::uint64_t number = 0;  // of this message among all from here to there
@@ -63,6 +66,7 @@ struct Fetch {
 struct Peer {
   ucp_ep_h endpoint = nullptr;
   ucs_status_t status = UCS_OK;
+  std::uint64_t key = 0;
   std::uint64_t sent = 0;      // messages
   std::uint64_t received = 0;  // messages, all in order
   std::uint64_t last_put = 0;  // `sent` behind it
@@ -124,6 +128,7 @@ struct UcxTransport::Impl {
   ucp_context_h context = nullptr;
   ucp_worker_h worker = nullptr;
   std::uint32_t rank = 0;
+  std::uint64_t key = random_number();
   std::vector<Peer> peers;
   std::vector<Window> windows;
   std::deque<Parcel> parcels;  // their addresses stay
@@ -219,7 +224,8 @@ std::string UcxTransport::describe(std::span<const Window> windows) {
   ucp_address_t* address = nullptr;
   std::size_t bytes = 0;
   check("asking for the own address", ucp.worker_get_address(impl_->worker, &address, &bytes));
-  std::string description(reinterpret_cast<const char*>(address), bytes);
+  std::string description(reinterpret_cast<const char*>(&impl_->key), sizeof(impl_->key));
+  description.append(reinterpret_cast<const char*>(address), bytes);
   ucp.worker_release_address(impl_->worker, address);
   return description;
 }
@@ -230,7 +236,10 @@ void UcxTransport::connect(int rank, const std::string& description) {
   ucp_ep_params_t params = {};
   params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                       UCP_EP_PARAM_FIELD_ERR_HANDLER;
-  params.address = reinterpret_cast<const ucp_address_t*>(description.data());
+  const bool is_whole = description.size() > sizeof(peer.key);
+  if (is_whole) std::memcpy(&peer.key, description.data(), sizeof(peer.key));
+  const std::string address = is_whole ? description.substr(sizeof(peer.key)) : std::string();
+  params.address = reinterpret_cast<const ucp_address_t*>(address.data());
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler = {.cb = on_failure, .arg = &peer};
   const ucs_status_t status = description.empty()
@@ -253,6 +262,7 @@ void UcxTransport::Impl::send(Peer& to, Header header, std::span<const std::byte
   }
   Parcel* parcel = free_parcels.back();
   free_parcels.pop_back();
+  header.key = to.key;
   header.source = rank;
   header.number = to.sent++;
   parcel->header = header;
@@ -342,7 +352,7 @@ bool UcxTransport::Impl::is_inside(std::uint64_t window, std::uint64_t offset,
 
 // Whatever order UCX delivers in: one after the other. Nothing comes of a rank that is lost.
 void UcxTransport::Impl::receive(const Header& header, std::span<const std::byte> bytes) {
-  if (header.source >= peers.size() || header.source == rank) return;
+  if (header.key != key || header.source >= peers.size() || header.source == rank) return;
   Peer& from = peers[header.source];
   if (from.status != UCS_OK || header.number < from.received) return;
   if (header.number > from.received) {
