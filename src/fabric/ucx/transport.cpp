@@ -64,7 +64,7 @@ struct Fetch {
 };
 
 struct Peer {
-  ucp_ep_h endpoint = nullptr;
+  ucp_ep_h endpoint = nullptr;  // null: it takes no part
   ucs_status_t status = UCS_OK;
   std::uint64_t key = 0;
   std::uint64_t sent = 0;      // messages
@@ -75,6 +75,8 @@ struct Peer {
   std::map<std::uint64_t, Early> early;
   std::list<Fetch> fetches;
   std::vector<Header> to_answer;  // ask and fetch
+
+  bool can_be_reached() const { return endpoint != nullptr && status == UCS_OK; }
 };
 
 [[noreturn]] void fail(const char* what, ucs_status_t status) {
@@ -255,7 +257,7 @@ void UcxTransport::connect(int rank, const std::string& description) {
 // `bytes` stay as they are until the message has gone, or are copied (up to kMostCopied).
 void UcxTransport::Impl::send(Peer& to, Header header, std::span<const std::byte> bytes,
                               bool copies) {
-  if (to.status != UCS_OK) return;
+  if (!to.can_be_reached()) return;
   if (free_parcels.empty()) {
     parcels.emplace_back().free = &free_parcels;
     free_parcels.push_back(&parcels.back());
@@ -304,7 +306,7 @@ void UcxTransport::put_copy(int rank, std::size_t window, std::uint64_t offset,
 void UcxTransport::get(int rank, std::size_t window, std::uint64_t offset, std::span<std::byte> to,
                        int* done) {
   Peer& peer = impl_->peer(rank);
-  *done = peer.status == UCS_OK ? 0 : 2;
+  *done = peer.can_be_reached() ? 0 : 2;
   if (*done != 0) return;
   const std::uint32_t number = impl_->fetches++;
   peer.fetches.push_back({.number = number, .to = to, .left = to.size(), .done = done});
@@ -318,7 +320,7 @@ void UcxTransport::get(int rank, std::size_t window, std::uint64_t offset, std::
 
 bool UcxTransport::flushed(int rank) {
   Peer& peer = impl_->peer(rank);
-  if (peer.status != UCS_OK || peer.answered >= peer.last_put) return true;
+  if (!peer.can_be_reached() || peer.answered >= peer.last_put) return true;
   if (peer.asked >= peer.last_put) return false;
   impl_->send(peer, {.kind = Kind::ask}, {}, true);
   peer.asked = peer.sent;
