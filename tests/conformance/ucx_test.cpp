@@ -7,10 +7,14 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "fabric/ucx/transport.hpp"
 #include "support/fabric_groups.hpp"
+#include "ubep/status.hpp"
 
 namespace ubep::test {
 namespace {
@@ -173,6 +177,89 @@ TEST_F(UcxTest, LeavesWithTransfersUnderWay) {
     (void)group.rank(r).flushed(1 - r);
     group.rank(r).store_flag(kFlag, 1);
   }
+}
+
+// --- what comes over the network ---
+
+// Two transports of one window each, with progress by hand.
+class UcxTransportTest : public UcxTest {
+ protected:
+  void connect() {
+    ends_.clear();
+    std::vector<std::string> told;
+    for (int r = 0; r < 2; ++r) {
+      ends_.push_back(std::make_unique<UcxTransport>(r, 2));
+      told.push_back(ends_.back()->describe());
+    }
+    for (int r = 0; r < 2; ++r) {
+      // The second may only be read.
+      ends_[static_cast<std::size_t>(r)]->connect(
+          1 - r, told[1 - r], {{memory_[r].data(), 4096, true}, {memory_[r].data(), 4096, false}});
+    }
+  }
+  void move() {
+    for (int i = 0; i < 2000; ++i) {
+      for (const auto& end : ends_) (void)end->progress();
+    }
+  }
+
+  std::vector<std::byte> memory_[2] = {std::vector<std::byte>(8192), std::vector<std::byte>(8192)};
+  std::vector<std::unique_ptr<UcxTransport>> ends_;
+};
+
+TEST_F(UcxTransportTest, NothingIsStoredBesideAWindow) {
+  const std::vector<std::byte> bytes(512, std::byte{1});
+  struct {
+    std::size_t window;
+    std::uint64_t offset;
+  } const places[] = {{0, 4096 - 511}, {0, 4096}, {0, ~0ULL - 100}, {1, 0}, {7, 0}};
+  for (const auto& place : places) {
+    connect();
+    ends_[0]->put({1, place.window, place.offset}, bytes);
+    ends_[0]->post();
+    await([&] {
+      move();
+      return ends_[1]->failure(0) != nullptr;
+    });
+    EXPECT_TRUE(holds(memory_[1].data(), 8192, 0)) << place.window << ", " << place.offset;
+  }
+  connect();
+  ends_[0]->put({1, 0, 4096 - 512}, bytes);
+  ends_[0]->post();
+  await([&] {
+    move();
+    return ends_[0]->flushed(1);
+  });
+  EXPECT_EQ(ends_[1]->failure(0), nullptr);
+  EXPECT_TRUE(holds(memory_[1].data() + 4096 - 512, 512, 1));
+  EXPECT_TRUE(holds(memory_[1].data() + 4096, 4096, 0));
+}
+
+TEST_F(UcxTransportTest, NothingIsReadBesideAWindow) {
+  for (const std::uint64_t offset : {std::uint64_t{4000}, std::uint64_t{4096}, ~std::uint64_t{0}}) {
+    connect();
+    int done = 0;
+    ends_[0]->get({1, 0, offset}, {memory_[0].data(), 128}, &done);
+    ends_[0]->post();
+    await([&] {
+      move();
+      return ends_[1]->failure(0) != nullptr;
+    });
+    EXPECT_EQ(done, 0);
+    ends_[1].reset();
+    await([&] {
+      (void)ends_[0]->progress();
+      return ends_[0]->failure(1) != nullptr || ends_[0]->flushed(1);
+    });
+    ends_.clear();
+  }
+}
+
+TEST_F(UcxTransportTest, ADescriptionThatIsNoneIsRefused) {
+  UcxTransport end(0, 2);
+  (void)end.describe();
+  EXPECT_THROW(end.connect(1, "", {}), Error);
+  EXPECT_THROW(end.connect(1, "short", {}), Error);
 }
 
 std::size_t open_files() {

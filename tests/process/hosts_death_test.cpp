@@ -8,6 +8,7 @@
 #include <chrono>
 #include <climits>
 #include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <string>
 #include <thread>
@@ -288,6 +289,43 @@ TEST_F(HostsTest, AStoppedRankIsNamedAndGoneOnFrom) {
       }
     });
     EXPECT_GE(told[0], 2) << name(way.layout) << ", " << name(way.path);
+  }
+}
+
+// --- others meet anew ---
+
+std::ptrdiff_t open_files() {
+  const std::filesystem::directory_iterator files("/proc/self/fd");
+  return std::distance(begin(files), end(files));
+}
+
+TEST_F(HostsTest, SurvivorsMeetAnewAndLeaveNothingBehind) {
+  constexpr int kVictim = 3;
+  const Problem problem = spread(make_problem({.ranks = 5}));
+  const std::vector<int> statuses =
+      rank_statuses(RankKind::hosts, 5, [&](const Bootstrap& bootstrap) {
+        Communicator comm = Communicator::create(bootstrap, options_for(problem));
+        Worker worker(problem, bootstrap.rank, {.path = Path::relay});
+        ASSERT_EQ(worker.round(comm), "");
+        if (bootstrap.rank == kVictim) kill(getpid(), SIGKILL);
+        (void)worker.dispatch(comm);
+        (void)worker.combine(comm);
+        std::ptrdiff_t files = 0;
+        for (int i = 0; i < 12; ++i) {
+          comm.release(worker.handle);
+          comm.update_membership({0, 1, 2, 4});
+          for (int round = 0; round < 2; ++round) {
+            ASSERT_TRUE(worker.dispatch(comm).ok());
+            ASSERT_EQ(worker.received_difference(), "");
+            ASSERT_TRUE(worker.combine(comm).ok());
+            ASSERT_EQ(worker.out_difference(1U << kVictim), "");
+          }
+          if (i == 3) files = open_files();
+        }
+        EXPECT_LE(open_files(), files);
+      });
+  for (int rank = 0; rank < 5; ++rank) {
+    EXPECT_EQ(statuses[static_cast<std::size_t>(rank)], rank == kVictim ? kKilled : 0);
   }
 }
 

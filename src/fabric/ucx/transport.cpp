@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/math.hpp"
+#include "fabric/shm/rendezvous.hpp"
 #include "fabric/ucx/library.hpp"
 #include "memory/word.hpp"
 #include "ubep/status.hpp"
@@ -19,7 +20,6 @@ namespace ubep {
 namespace {
 
 constexpr unsigned kMessageId = 0;
-constexpr std::uint32_t kMagic = 0x50'45'42'55;  // "UBEP"
 constexpr std::uint64_t kShort = 8 * 1024;       // pieces up to here are copied,
 constexpr std::size_t kMostWaiting = 32 * 1024;  //   and so many bytes of them wait
 constexpr std::uint64_t kMostLong = 128 * 1024;  // of one message without a copy
@@ -36,8 +36,8 @@ struct Piece {
 };
 
 struct Header {
-  std::uint32_t magic;
-  std::int32_t rank;
+  std::uint64_t key;  // the receiver's: ports are used again, and anybody may connect to them
+  std::uint64_t rank;
   std::uint64_t number;  // of the messages of this rank to that one, from 0
   std::uint64_t pieces;  // 0: one, without a header of its own in the data
   Piece piece;
@@ -84,7 +84,8 @@ struct Fetch {
 };
 
 struct Peer {
-  ucp_ep_h endpoint = nullptr;
+  ucp_ep_h endpoint = nullptr;  // null: it takes no part
+  std::uint64_t key = 0;
   std::vector<Window> windows;
   const char* failure = nullptr;
   std::unique_ptr<Message> waiting;
@@ -97,6 +98,8 @@ struct Peer {
   std::uint64_t asked = 0;     // of them, by the latest ping
   std::uint64_t answered = 0;  // and by the latest pong
   std::vector<Piece> answers;  // that are still to be given
+
+  bool can_be_reached() const { return endpoint != nullptr && failure == nullptr; }
 };
 
 }  // namespace
@@ -104,6 +107,7 @@ struct Peer {
 struct UcxTransport::Impl {
   const UcpLibrary& ucp = ucp_library();
   int rank = 0;
+  std::uint64_t key = random_number();
   ucp_context_h context = nullptr;
   ucp_worker_h worker = nullptr;
   std::vector<Peer> peers;
@@ -200,7 +204,8 @@ std::string UcxTransport::describe() const {
   std::size_t bytes = 0;
   check("asking for the own address",
         impl_->ucp.worker_get_address(impl_->worker, &address, &bytes));
-  std::string description(reinterpret_cast<const char*>(address), bytes);
+  std::string description(reinterpret_cast<const char*>(&impl_->key), sizeof(impl_->key));
+  description.append(reinterpret_cast<const char*>(address), bytes);
   impl_->ucp.worker_release_address(impl_->worker, address);
   return description;
 }
@@ -211,10 +216,15 @@ void UcxTransport::connect(int rank, const std::string& description, std::vector
   ucp_ep_params_t params = {};
   params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
                       UCP_EP_PARAM_FIELD_ERR_HANDLER;
-  params.address = reinterpret_cast<const ucp_address_t*>(description.data());
+  const bool is_whole = description.size() > sizeof(peer.key);
+  if (is_whole) std::memcpy(&peer.key, description.data(), sizeof(peer.key));
+  const std::string address = is_whole ? description.substr(sizeof(peer.key)) : std::string();
+  params.address = reinterpret_cast<const ucp_address_t*>(address.data());
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   params.err_handler = {.cb = on_failure, .arg = &peer};
-  const ucs_status_t status = impl_->ucp.ep_create(impl_->worker, &params, &peer.endpoint);
+  const ucs_status_t status = is_whole
+                                  ? impl_->ucp.ep_create(impl_->worker, &params, &peer.endpoint)
+                                  : UCS_ERR_INVALID_ADDR;
   if (status == UCS_OK) return;
   throw Error(ErrorCode::setup,
               fmt::format("UCX cannot reach rank {}: {}", rank, impl_->ucp.status_string(status)));
@@ -225,7 +235,7 @@ void UcxTransport::Impl::lose(Peer& peer, const char* why) {
 }
 
 void UcxTransport::Impl::add(Peer& to, const Piece& piece, std::span<const std::byte> bytes) {
-  if (to.failure != nullptr) return;
+  if (!to.can_be_reached()) return;
   if (to.waiting == nullptr) to.waiting = std::make_unique<Message>();
   Message& message = *to.waiting;
   ++message.header.pieces;
@@ -244,10 +254,10 @@ void UcxTransport::Impl::post(Peer& to) {
 // The message stays until it is sent, and so must `data`.
 void UcxTransport::Impl::send(Peer& to, std::unique_ptr<Message> message,
                               std::span<const std::byte> data) {
-  if (to.failure != nullptr) return;
+  if (!to.can_be_reached()) return;
   Header& header = message->header;
-  header.magic = kMagic;
-  header.rank = rank;
+  header.key = to.key;
+  header.rank = static_cast<std::uint64_t>(rank);
   header.number = to.sent++;
   sent_bytes += sizeof(header) + data.size();
   ucp_request_param_t param = {};
@@ -289,7 +299,7 @@ void UcxTransport::put_word(const Place& to, std::uint64_t value) {
 
 void UcxTransport::get(const Place& from, std::span<std::byte> into, int* done) {
   Peer& peer = impl_->peer(from.rank);
-  *done = peer.failure == nullptr ? 0 : 2;
+  *done = peer.can_be_reached() ? 0 : 2;
   if (*done != 0) return;
   const std::uint64_t fetch = peer.next_fetch++;
   peer.fetches[fetch] = {into, done};
@@ -305,12 +315,9 @@ void UcxTransport::post() {
 
 // From within progress(): nothing is sent from here.
 void UcxTransport::Impl::hear(const Header& header, std::span<const std::byte> data) {
-  const bool known = header.magic == kMagic && header.rank >= 0 &&
-                     header.rank < static_cast<int>(peers.size()) &&
-                     peer(header.rank).endpoint != nullptr;
-  if (!known) return;
-  Peer& from = peer(header.rank);
-  if (from.failure != nullptr) return;
+  if (header.key != key || header.rank >= peers.size()) return;
+  Peer& from = peers[header.rank];
+  if (!from.can_be_reached()) return;
   if (header.number != from.received) {  // UCX promises no order, though it keeps one
     if (header.number > from.received) {
       from.early.try_emplace(header.number, header,
@@ -434,7 +441,7 @@ int UcxTransport::progress() {
 
 bool UcxTransport::flushed(int rank) {
   Peer& peer = impl_->peer(rank);
-  if (peer.failure != nullptr || peer.answered >= peer.puts) return true;
+  if (!peer.can_be_reached() || peer.answered >= peer.puts) return true;
   if (peer.asked < peer.puts) {
     peer.asked = peer.puts;
     impl_->add(peer, {Kind::ping, 0, peer.puts, 0}, {});
