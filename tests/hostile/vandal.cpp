@@ -209,7 +209,7 @@ void Vandal::tell_lies(std::uint64_t offset) {
       line.capacity = up_to(config_.expert_capacity);
       break;
     case 4:
-      line.contiguous = static_cast<std::uint8_t>(up_to(1));
+      line.contiguous = static_cast<std::uint8_t>(up_to(1)) & 1;
       line.marks = static_cast<std::uint8_t>(up_to(1)) & 1;
       break;
     default:
@@ -238,8 +238,8 @@ void Vandal::spoil_op_line() {
 
 void Vandal::spoil_record() {
   const int slot = random_.below(config_.slots);
-  const auto areas = layout_.slot_areas(slot);  // off, marks, counts, entries, bases
-  const Range area = areas[static_cast<std::size_t>(random_.below(5))];
+  const auto areas = layout_.slot_areas(slot);  // off, marks, missing, counts, entries, bases
+  const Range area = areas[static_cast<std::size_t>(random_.below(6))];
   if (area.bytes < 8) return;
   // The front is what is in use.
   const std::uint64_t reach =

@@ -368,7 +368,8 @@ Setup make_setup(std::uint64_t seed, const Cuts& cuts, bool loses_release) {
     setup.absent = membership.below(world.ranks);
     std::erase_if(world.fates, [&](const auto& fate) { return fate.rank == setup.absent; });
   }
-  if ((seed % 16 == 5 || cuts.hosts) && world.ranks > 1 && !errs && !failing_push) {
+  const bool may_spread = cuts.protocol == Protocol::automatic && !errs && !failing_push;
+  if ((seed % 16 == 5 || cuts.hosts) && world.ranks > 1 && may_spread) {
     Random hosts(seed, 31, 6);
     spread_over_hosts(setup, hosts);
   }

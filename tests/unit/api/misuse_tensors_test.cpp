@@ -124,7 +124,7 @@ TEST(DispatchTensorTest, AnIdOutOfRangeInTheLastRowOnly) {
 TEST(DispatchTensorTest, Enumerators) {
   expect_all_refused(Layout::rank_major,
                      {{"reduction",
-                       {"reduction", "7", "0..2"},
+                       {"reduction", "7", "0..3"},
                        [](Call& c) { c.options.reduction = static_cast<Reduction>(7); }},
                       {"weighting",
                        {"weighting", "3", "0..1"},

@@ -160,7 +160,7 @@ TEST_F(TcpKeyTest, AHostThatDoesNotKnowTheKeyIsToldNothing) {
   const RawListener impostor;
   std::thread host([&] {
     const RawTcp guest = impostor.accept();
-    (void)guest.receive();
+    (void)guest.receive_frame();
     guest.send(encode_header(TcpKind::challenge, 64) + std::string(64, 'x'));
     EXPECT_EQ(guest.receive_all(), "");
   });
@@ -175,9 +175,9 @@ TEST_F(TcpKeyTest, AHostWithoutAKeyIsNotJoined) {
   const RawListener impostor;
   std::thread host([&] {
     const RawTcp guest = impostor.accept();
-    (void)guest.receive();
+    (void)guest.receive_frame();
     guest.send(encode_header(TcpKind::accepted, 0));
-    (void)guest.receive();
+    (void)guest.receive_frame();
   });
   const TcpCase here{.port = impostor.port(), .key = "a secret"};
   const auto ends =

@@ -201,9 +201,9 @@ TEST(TcpMeetingTest, SomethingElseOnThePortIsNamed) {
   const RawListener other;
   std::thread web([&] {
     const RawTcp guest = other.accept();
-    (void)guest.receive();
+    (void)guest.receive_frame();
     guest.send("HTTP/1.1 400 Bad Request\r\n\r\n");
-    (void)guest.receive();
+    (void)guest.receive_frame();
   });
   const TcpCase here{.port = other.port()};
   const auto ends =

@@ -17,6 +17,7 @@
 
 #include "fabric/shm/messages.hpp"
 #include "fabric/tcp/meeting.hpp"
+#include "fabric/tcp/wire.hpp"
 #include "ubep/status.hpp"
 
 namespace ubep::test {
@@ -52,6 +53,19 @@ class RawTcp {
   }
   void send(const std::string& text) const {
     (void)::send(fd_, text.data(), text.size(), MSG_NOSIGNAL);
+  }
+  // A whole frame, header and payload; what there is of it at the end.
+  std::string receive_frame() const {
+    std::string text;
+    std::size_t whole = kTcpHeaderBytes;
+    while (text.size() < whole) {
+      const std::string more = receive();
+      if (more.empty()) break;
+      text += more;
+      if (text.size() < kTcpHeaderBytes) continue;
+      if (const auto header = decode_header(text)) whole = kTcpHeaderBytes + header->bytes;
+    }
+    return text;
   }
   // What is there; empty at the end.
   std::string receive() const {
