@@ -151,21 +151,6 @@ struct UcxTransport::Impl {
   void serve(Peer& to, const Header& wanted);
 };
 
-namespace {
-
-ucs_status_t on_message(void* impl, const void* header, std::size_t header_bytes, void* data,
-                        std::size_t bytes, const ucp_am_recv_param_t* param) {
-  Header read;
-  const bool whole = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0;
-  if (header_bytes != sizeof(read) || !whole) return UCS_OK;  // of nobody who speaks like this
-  std::memcpy(&read, header, sizeof(read));
-  static_cast<UcxTransport::Impl*>(impl)->receive(read,
-                                                  {static_cast<const std::byte*>(data), bytes});
-  return UCS_OK;
-}
-
-}  // namespace
-
 void UcxTransport::Impl::open() {
   ucp_config_t* config = nullptr;
   check("reading its configuration", ucp.config_read(nullptr, nullptr, &config));
@@ -191,7 +176,16 @@ void UcxTransport::Impl::make_worker() {
                        UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
   handler.id = kMessageId;
   handler.flags = UCP_AM_FLAG_WHOLE_MSG;
-  handler.cb = on_message;
+  handler.cb = [](void* impl, const void* head, std::size_t head_bytes, void* data,
+                  std::size_t bytes, const ucp_am_recv_param_t* param) {
+    Header header;
+    const bool is_whole = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0;
+    if (head_bytes != sizeof(header) || !is_whole)
+      return UCS_OK;  // nobody of ours speaks like this
+    std::memcpy(&header, head, sizeof(header));
+    static_cast<Impl*>(impl)->receive(header, {static_cast<const std::byte*>(data), bytes});
+    return UCS_OK;
+  };
   handler.arg = this;
   check("setting its handler", ucp.set_am_recv_handler(worker, &handler));
 }

@@ -64,9 +64,8 @@ class UcxTransport {
   // Of the library: its version; empty = this build has none.
   static std::string version();
 
-  struct Impl;
-
  private:
+  struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 
