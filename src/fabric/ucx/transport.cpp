@@ -180,8 +180,9 @@ void UcxTransport::Impl::make_worker() {
                   std::size_t bytes, const ucp_am_recv_param_t* param) {
     Header header;
     const bool is_whole = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0;
-    if (head_bytes != sizeof(header) || !is_whole)
-      return UCS_OK;  // nobody of ours speaks like this
+    if (head_bytes != sizeof(header) || !is_whole) {  // nobody of ours speaks like this
+      return UCS_OK;
+    }
     std::memcpy(&header, head, sizeof(header));
     static_cast<Impl*>(impl)->receive(header, {static_cast<const std::byte*>(data), bytes});
     return UCS_OK;
