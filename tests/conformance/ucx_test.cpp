@@ -279,7 +279,11 @@ TEST_F(UcxTest, GroupsLeaveNothingBehind) {
   const std::uint64_t bytes = mapped_bytes();
   for (int i = 0; i < 50; ++i) live();
   EXPECT_LE(open_files(), files);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // theirs grows
   EXPECT_LT(mapped_bytes(), bytes + 32 * kMiB);
+#else
+  (void)bytes;
+#endif
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Ranks that take each other for ranks of other hosts: UCX over loopback between them, shared memory
-// among those of one.
+// Ranks that take each other for ranks of other hosts: UCX over loopback between them, shared
+// memory among those of one.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -41,10 +41,10 @@ void spread(Case& c) {
       local.options.by_expert = local.options.mapped_view = false;
       local.options.reduction = problem.reduction;
       if (problem.every_token) continue;
-      local.options.path = relays               ? Path::relay
-                           : random.one_in(2)   ? Path::automatic
-                           : random.one_in(2)   ? Path::push
-                                                : Path::pull;
+      local.options.path = relays             ? Path::relay
+                           : random.one_in(2) ? Path::automatic
+                           : random.one_in(2) ? Path::push
+                                              : Path::pull;
     }
   }
 }
