@@ -10,6 +10,7 @@ SLICES = "src/engine/slices_impl.hpp"
 COMBINE = "src/engine/combine_impl.hpp"
 WIRE = "src/engine/wire_impl.hpp"
 END = "src/engine/end_impl.hpp"
+RELAY = "src/engine/relay_impl.hpp"
 
 MUTATIONS = [
     # Orderings.
@@ -26,7 +27,7 @@ MUTATIONS = [
      "  fabric_.order(Ordering::before_flag);  // orders: this lane's streamed rows before the tile's end\n",
      "", []),
     ("pub before the tokens are stored", DISPATCH,
-     "  const bool stored = pushes(*op.handle->routed) || op.send.idle();",
+     "  const bool stored = pushes(*op.handle->routed) || (op.send.idle() && !op.encoding);",
      "  const bool stored = true;", []),
     ("out before the outputs are stored", COMBINE,
      "  if (op.announced || !op.send.idle()) return 0;", "  if (op.announced) return 0;", []),
@@ -60,8 +61,8 @@ MUTATIONS = [
      "  h.slot = static_cast<int>(h.epoch % slots_.size());",
      "  h.slot = static_cast<int>((h.epoch + 1) % slots_.size());", []),
     ("credit given before the sums are read", COMBINE,
-     "op.sent && op.placed && op.waiting.empty() && op.receive.idle()) {",
-     "op.sent && op.placed && op.waiting.empty()) {", []),
+     "op.sent && op.placed && op.waiting.empty() && op.receive.idle() &&\n",
+     "op.sent && op.placed && op.waiting.empty() &&\n", []),
     # Places.
     ("base of a pushing source off by one", "src/plan/push_plan.cpp",
      "static_cast<std::uint32_t>(begin + before[g]);",
@@ -75,8 +76,7 @@ MUTATIONS = [
      "  if (!config_.push || sums_bases()) return;", []),
     # Ends of leases.
     ("released handle gives no credit", END,
-     "  fabric_.store_flag(own().done(handle.slot), handle.epoch);\n  end_lease",
-     "  end_lease", []),
+     "  fabric_.store_flag(own().done(handle.slot), handle.epoch);\n  fabric_.post", "  fabric_.post", []),
     ("released handle does not say so", END,
      "    fabric_.store_flag(own().out(handle.slot), out_word + 1);", "", []),
     ("release drops rows that were not pushed yet", END,
@@ -105,15 +105,16 @@ MUTATIONS = [
      "  if (failed_.ok() || told_failure_ || !order_.empty()) return;",
      "  if (failed_.ok() || told_failure_) return;", []),
     ("the record is fetched twice: checked, then used", DISPATCH,
-     "  if (found.field == nullptr) return true;\n",
+     "  return found.field == nullptr || refuse_record(op, q, found, quietly);\n",
      "  if (found.field == nullptr) {\n"
      "    const std::byte* again = fabric_.acquire(q, range);\n"
      "    if (again == nullptr) return false;\n"
      "    if (!entries.empty()) std::memcpy(entries.data(), again, range.bytes);\n"
      "    fabric_.release(q, range);\n"
-     "    return true;\n  }\n", []),
+     "    return true;\n  }\n  return refuse_record(op, q, found, quietly);\n", []),
     ("the record is not checked", DISPATCH,
-     "  if (found.field == nullptr) return true;\n", "  return true;\n", []),
+     "  return found.field == nullptr || refuse_record(op, q, found, quietly);\n",
+     "  (void)found;\n  return true;\n", []),
     ("an operation's fields are not compared", AGREE,
      "    found = compare(op.line, theirs);", "", []),
     # Lanes with roles.
@@ -218,6 +219,42 @@ MUTATIONS = [
      "    if (op.lost.load_acquire(ref.rank)) {", []),
     # Members.
     ("the loss of an absent rank is told", ENGINE, "    reported_.insert(r);\n", "", ["--absent"]),
+    # Several hosts.
+    ("a gateway tells of tokens before they have come", RELAY,
+     "    const Fate fate = fate_of(op, q, layout(q).sent(op.handle->slot, rank_));\n"
+     "    if (fate == Fate::waiting) return;",
+     "    Fate fate = fate_of(op, q, layout(q).sent(op.handle->slot, rank_));\n"
+     "    if (fate == Fate::waiting) fate = Fate::stored;", ["--hosts"]),
+    ("a gateway is done before it has served its sources", DISPATCH,
+     "op.coming.empty() && op.relaying.empty() && op.receive.idle()",
+     "op.coming.empty() && op.receive.idle()", ["--hosts"]),
+    ("rows are read before their gateway has them", RELAY,
+     "    if (seen < here && !is_lost) return;", "    if (seen == 1 && !is_lost) return;", ["--hosts"]),
+    ("sums are made before all outputs are there", RELAY,
+     "    if (!op.sent || std::any_of(relayed.rows.begin(), relayed.rows.end(), is_awaited)) return;",
+     "    if (!op.sent) return;", ["--hosts"]),
+    ("a gateway's combine ends before its sums are told", COMBINE,
+     "op.receive.idle() &&\n      op.relaying.empty()) {", "op.receive.idle()) {", ["--hosts"]),
+    ("no fence after a gateway's sums", RELAY,
+     "  fabric_.order(Ordering::before_flag);  // orders: this lane's sums before the tile's end\n", "",
+     ["--hosts"]),
+    ("sums of a lost gateway are awaited", RELAY,
+     "  if (seen < 2 * op.line.epoch && !is_lost) return false;",
+     "  if (seen < 2 * op.line.epoch) return false;", ["--hosts"]),
+    ("a lost gateway is chosen again", RELAY,
+     "  while (shift < most && !reaches_all(shift)) ++shift;\n", "", ["--hosts"]),
+    ("outputs for rows that did not come count", COMBINE,
+     "  if (relays(*h.routed)) note_lacking(op);\n", "", ["--hosts"]),
+    ("a source that a gateway gives up is not refused", AGREE,
+     "  if (op.line.kind == OpKind::dispatch && is_relayed(*op.handle->routed, q)) refuse_source(op, q);\n",
+     "", ["--hosts"]),
+    ("sums leave out who is missing and do not say so", RELAY,
+     "    if (op.sum_bases[static_cast<std::size_t>(q * ranks + r)] == kNoBase) missing.insert(first + r);\n",
+     "", ["--hosts"]),
+    ("the own host's sum is not rounded apart", RELAY,
+     "    for (; i < end && hosts_.host_of(plan.refs[i].rank) == host; ++i) {",
+     "    for (; i < end && (!is_sum || hosts_.host_of(plan.refs[i].rank) == host); ++i) {",
+     ["--hosts"]),
     # Records.
     ("own rows are taken before they are encoded", PLACE,
      "  if (!h.encoder.is_plain() && !pushes(*h.routed) && !op.sent) ready.erase(rank_);\n", "", []),

@@ -1,6 +1,8 @@
 #include "ubep/stats.hpp"
 
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
 #include <tuple>
 
@@ -33,7 +35,13 @@ void bind_stats(nb::module_& module) {
       .def_ro("flag_one_way_ns", &CommunicatorFacts::flag_one_way_ns, "0 = not measured.")
       .def_ro("probes", &CommunicatorFacts::probes)
       .def_ro("store", &CommunicatorFacts::store, "What `automatic` became.")
-      .def_ro("store_reason", &CommunicatorFacts::store_reason, "Why.");
+      .def_ro("store_reason", &CommunicatorFacts::store_reason, "Why.")
+      .def_ro("host_of", &CommunicatorFacts::host_of,
+              "Of each rank a number that those of its host have alike; empty on one host.")
+      .def_ro("host_names", &CommunicatorFacts::host_names)
+      .def_ro("transport", &CommunicatorFacts::transport, "Between hosts.")
+      .def_ro("host_bytes", &CommunicatorFacts::host_bytes,
+              "Put to ranks of other hosts so far.");
 }
 
 }  // namespace ubep::python

@@ -278,6 +278,23 @@ class CommunicatorFacts:
     def store_reason(self) -> str:
         """Why."""
 
+    @property
+    def host_of(self) -> list[int]:
+        """
+        Of each rank a number that those of its host have alike; empty on one host.
+        """
+
+    @property
+    def host_names(self) -> list[str]: ...
+
+    @property
+    def transport(self) -> str:
+        """Between hosts."""
+
+    @property
+    def host_bytes(self) -> int:
+        """Put to ranks of other hosts so far."""
+
 class DispatchOptions:
     """
     Keyword arguments of a dispatch, made once: dispatch(..., options=DispatchOptions(...)).

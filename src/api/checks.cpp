@@ -332,7 +332,8 @@ ResolvedOptions resolve(const DispatchOptions& options, const GroupConfig& confi
   check_flag("reduction per_host", o.reduction == Reduction::per_host, by_host,
              "rank_major without topk1 where ranks may be on several hosts");
   check_flag("reduction per_rank", o.reduction == Reduction::per_rank,
-             !rank_major || o.path != Path::relay, "paths other than relay");
+             !by_host || (o.path != Path::relay && o.path != Path::allgather),
+             "paths other than relay and, between hosts, allgather");
   if (o.reduction == Reduction::automatic) {
     o.reduction = by_host      ? Reduction::per_host
                   : rank_major ? Reduction::per_rank

@@ -98,7 +98,8 @@ void Communicator::Impl::show_meeting() {
 void Communicator::Impl::make_engine() {
   try {
     const EngineOptions options{.config = config, .store = facts.store, .absent = absent()};
-    engine = hosts != nullptr ? make_ucx_engine(*hosts, options) : make_shm_engine(*fabric, options);
+    engine =
+        hosts != nullptr ? make_ucx_engine(*hosts, options) : make_shm_engine(*fabric, options);
   } catch (...) {
     // The others may have begun.
     hosts != nullptr ? hosts->set_state(PeerState::failed) : fabric->set_state(PeerState::failed);

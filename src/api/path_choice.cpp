@@ -22,7 +22,11 @@ StoreChoice choose_store(Store asked, Placement placement) {
 
 PathChoice choose_path(const DispatchOptions& options, const PathFacts& facts) {
   if (options.path != Path::automatic) return {options.path, "asked for"};
-  if (facts.hosts) return {Path::push, "ranks may be on other hosts: rows are put where they go"};
+  // All ranks must come to the same: by nothing but what they agree on.
+  if (facts.hosts && options.topk1) {
+    return {Path::push, "ranks may be on other hosts: rows are put where they go"};
+  }
+  if (facts.hosts) return {Path::relay, "ranks may be on other hosts: a token goes once to each"};
   if (options.by_expert) return {Path::pull, "rows are copied expert by expert"};
   if (is_by_expert(options.layout)) {
     if (facts.push && facts.store == Store::far && facts.bytes >= kPushBytes) {

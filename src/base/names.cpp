@@ -61,9 +61,8 @@ const char* name(Quant value) {
 }
 const char* name(OpKind value) { return pick(value, {"operation", "dispatch", "combine"}); }
 const char* name(Word value) {
-  return pick(value,
-              {"none", "op", "pub", "out", "done", "record", "state", "base", "sent", "armed",
-               "relayed", "summed"});
+  return pick(value, {"none", "op", "pub", "out", "done", "record", "state", "base", "sent",
+                      "armed", "relayed", "summed"});
 }
 const char* name(Code value) {
   return pick(value, {"ok", "not_ready", "slot_busy", "timeout", "peer_lost", "mismatch", "corrupt",

@@ -96,8 +96,7 @@ void EngineImpl<F>::tell_peer(Op& op, int r) {
     const std::uint32_t begin = plan.off[static_cast<std::size_t>(first)];
     ranges[count++] = {own().offsets(slot).offset + static_cast<std::uint64_t>(first) * 4,
                        (static_cast<std::uint64_t>(end - first) + 1) * 4};
-    ranges[count++] =
-        own().entries(slot, begin, plan.off[static_cast<std::size_t>(end)] - begin);
+    ranges[count++] = own().entries(slot, begin, plan.off[static_cast<std::size_t>(end)] - begin);
     if (config_.push && is_by_expert(routed.shape.layout)) {
       ranges[count++] = own().counts(slot, plan.group_rows.size());
     }
@@ -254,6 +253,7 @@ Status EngineImpl<F>::describe_wait(const HandleState& handle) const {
     // acquires: nothing; whose rows may be missing.
     if (fabric_.load_flag(q, end_of(q)) < end) coming.insert(q);
   });
+  if (relays(*handle.routed) && describe_relay(*op, status)) return status;
   if (op->waiting.empty() && !(op->unplaced.empty() && coming.empty())) {
     const bool bases = !op->unplaced.empty();
     const RankSet& missing = bases ? op->unplaced : coming;
@@ -288,6 +288,44 @@ Status EngineImpl<F>::describe_wait(const HandleState& handle) const {
   }
   describe_rows(*op, q, status);
   return status;
+}
+
+// A wait for a gateway, or as one for a source. False: it is another one.
+template <Fabric F>
+bool EngineImpl<F>::describe_relay(const Op& op, Status& status) const {
+  const int slot = op.handle->slot;
+  const bool dispatching = op.line.kind == OpKind::dispatch;
+  if (dispatching && !op.waiting.empty()) return false;
+  if (dispatching && !op.coming.empty()) {
+    const int q = op.coming.first();
+    status.missing = op.coming.low();
+    status.peer = static_cast<std::int16_t>(gateway_of(op, q));
+    status.word = Word::relayed;
+    status.expected = 2 * op.line.epoch;
+    // acquires: nothing; only the value is shown.
+    status.seen = fabric_.load_flag(status.peer, layout(status.peer).relayed(slot, q));
+    return true;
+  }
+  if (dispatching && !op.relaying.empty()) {
+    const int q = op.relaying.first();
+    status.missing = op.relaying.low();
+    status.peer = static_cast<std::int16_t>(q);
+    status.word = Word::sent;
+    status.expected = op.line.epoch;
+    // acquires: nothing; only the value is shown.
+    status.seen = fabric_.load_flag(q, layout(q).sent(slot, rank_));
+    return true;
+  }
+  if (dispatching || op.waiting.empty() || !sums_by_host(*op.handle->routed)) return false;
+  const int q = op.waiting.first();
+  // acquires: nothing; only what is shown depends on it.
+  const bool started = fabric_.load_flag(q, layout(q).op(op.line.seq)) >= op.line.seq;
+  if (!started || hosts_.same(q, rank_)) return false;
+  status.peer = static_cast<std::int16_t>(q);
+  status.word = Word::summed;
+  status.expected = 2 * op.line.epoch;
+  status.seen = fabric_.load_flag(q, layout(q).summed(slot, rank_));  // acquires: nothing; as above
+  return true;
 }
 
 // Which rows are awaited from q. What q has said is known unless lanes hear it, in shares, just

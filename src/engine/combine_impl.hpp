@@ -49,6 +49,7 @@ Status EngineImpl<F>::start_combine(HandleState& h, const CombineArgs& args) {
   tells_in_shares(*h.routed) ? begin_telling(op) : publish(op);
   if (args.by_expert) {
     begin_publishing(op);
+    fabric_.post();
     note_awaited(1);
     return {};
   }
@@ -56,6 +57,7 @@ Status EngineImpl<F>::start_combine(HandleState& h, const CombineArgs& args) {
   const auto rows = static_cast<std::uint64_t>(h.routed->receive.num_rows);
   if (rows * op.stride <= start_bytes()) (void)run_send_tiles(op);
   if (!is_acknowledged_ || are_acknowledged(op)) (void)announce_outputs(op);
+  fabric_.post();
   note_awaited(1);
   return {};
 }
@@ -337,7 +339,8 @@ bool EngineImpl<F>::advance_owner(Op& op, int q) {
     if (!read_missing(op, q, lacking)) return false;
     if (lacking.contains(rank_)) {
       op.absent.insert(q);
-      report_loss(op, gateway_to(*op.handle->routed, hosts_.host_of(q)), "it did not relay my rows");
+      report_loss(op, gateway_to(*op.handle->routed, hosts_.host_of(q)),
+                  "it did not relay my rows");
       return true;
     }
   }

@@ -185,6 +185,7 @@ void EngineImpl<F>::begin_dispatch(const Input& in, HandleState& h, bool cached)
     add_token_tiles(op, in_slot);
     (void)announce_rows(op);
   }
+  fabric_.post();
   note_awaited(1);
 }
 

@@ -124,6 +124,7 @@ void EngineImpl<F>::release(HandleState& handle) {
   // publishes: all my reads of this epoch are over, to next_slot() of every peer; without it they
   // would overwrite rows that are still being read, or wait for ever.
   fabric_.store_flag(own().done(handle.slot), handle.epoch);
+  fabric_.post();
   end_lease(handle);
 }
 

@@ -1,6 +1,6 @@
 // The engine over any fabric. The bodies: roles_impl.hpp, agree_impl.hpp, dispatch_impl.hpp,
-// push_impl.hpp, slices_impl.hpp, relay_impl.hpp, wire_impl.hpp, place_impl.hpp, combine_impl.hpp and
-// end_impl.hpp.
+// push_impl.hpp, slices_impl.hpp, relay_impl.hpp, wire_impl.hpp, place_impl.hpp, combine_impl.hpp
+// and end_impl.hpp.
 //
 // To add a fabric: satisfy fabric/concept.hpp and instantiate EngineImpl in one .cpp.
 #pragma once
@@ -110,6 +110,7 @@ class EngineImpl final : public Engine {
   void finish(Op& op);
 
   // roles_impl.hpp
+  int work_on(int lane);
   void split_roles(const Op& op);
   void deal_peers(TileBoard& board, int shares) const;
   void add_shares(Op& op);
@@ -152,6 +153,7 @@ class EngineImpl final : public Engine {
   void finish_telling(Op& op);
   Status describe_wait(const HandleState& handle) const;
   void describe_rows(const Op& op, int q, Status& status) const;
+  bool describe_relay(const Op& op, Status& status) const;
 
   // dispatch_impl.hpp
   Status next_slot(bool uses_input, std::uint64_t& epoch) const;
@@ -276,9 +278,12 @@ class EngineImpl final : public Engine {
   bool maps(int q) const {
     return fabric_.facts().mapped || (is_grouped_ && hosts_.same(q, rank_));
   }
-  static bool relays(const Routed& r) { return r.options.path == Path::relay; }
+  // allgather between hosts, too: as much care as for relay.
+  bool relays(const Routed& r) const {
+    return r.options.path == Path::relay || (config_.relay && r.options.path == Path::allgather);
+  }
   // One row for each (token, host) comes back.
-  static bool sums_by_host(const Routed& r) {
+  bool sums_by_host(const Routed& r) const {
     return relays(r) && r.options.layout == Layout::rank_major;
   }
   // Rows are read where they are, or where their gateway has them.
@@ -301,6 +306,7 @@ class EngineImpl final : public Engine {
   void tell_gateways(const Op& op);
   std::array<int, 2> told_ranks(const Op& op, int r) const;
   bool read_relayed(Op& op, int q, bool quietly);
+  std::uint32_t first_sum(const Routed& r, int host) const;
   int look_for_relayed(Op& op);
   int serve_sources(Op& op);
   void refuse_sources(const Op& op);
@@ -373,7 +379,7 @@ class EngineImpl final : public Engine {
   std::vector<PrivateArea> areas_;  // as many as slots
   PrivateRows scratch_;             // [kMaxLanes] rows of a token, out of their blocks
   std::size_t scratch_bytes_ = 0;
-  PrivateRows host_sums_;  // [kMaxLanes x hosts] rows of a token
+  PrivateRows host_sums_;                 // [kMaxLanes x hosts] rows of a token
   std::vector<PrivateArea*> free_areas_;  // the last one given back is the first to be taken
   std::array<const std::byte*, kMaxSlots> mapped_views_ = {};  // all ranks' x of a slot
   std::vector<std::unique_ptr<Op>> ops_;                       // in no order; `order_` is
@@ -447,9 +453,9 @@ EngineImpl<F>::EngineImpl(F& fabric, const EngineOptions& options)
   }
   if (config_.push) begin_windows(options.epoch);
   if (is_grouped_) {
-    host_sums_ = PrivateRows(
-        kMaxLanes * static_cast<std::size_t>(hosts_.num_hosts()) * config_.max_stride,
-        PrivateRows::Use::sparse);
+    host_sums_ =
+        PrivateRows(kMaxLanes * static_cast<std::size_t>(hosts_.num_hosts()) * config_.max_stride,
+                    PrivateRows::Use::sparse);
   }
 }
 
@@ -481,9 +487,9 @@ Op& EngineImpl<F>::free_op() {
   for (const auto& op : ops_) {
     if (op->line.kind != OpKind::none) continue;
     op->cached = op->encoding = op->announced = op->sent = op->placed = op->by_expert = false;
-    for (RankSet* set : {&op->absent, &op->unplaced, &op->pushers, &op->coming, &op->unsent,
-                         &op->decoding, &op->targets, &op->copying, &op->early, &op->relaying,
-                         &op->summing, &op->helpers}) {
+    for (RankSet* set :
+         {&op->absent, &op->unplaced, &op->pushers, &op->coming, &op->unsent, &op->decoding,
+          &op->targets, &op->copying, &op->early, &op->relaying, &op->summing, &op->helpers}) {
       set->clear();
     }
     op->status = {};

@@ -251,7 +251,7 @@ int EngineImpl<F>::pull_rows(Op& op, Tile& tile) {
     const std::uint64_t to = at_once ? window + tile.next : row_index(h, q, tile.next, group);
     if (limit != 0 && to >= (group + 1) * limit) continue;  // beyond the expert's capacity
     const std::byte* from =
-        q == rank_                  ? h.x.row(token)
+        q == rank_                 ? h.x.row(token)
         : is_relayed(*h.routed, q) ? relayed_rows(op, q, token, 1)
         : tile.pushed
             ? fabric_.inbox(own().rows(h.slot, stride, in_place ? to : window + tile.next, 1))
@@ -298,10 +298,11 @@ void EngineImpl<F>::show_received(Op& op) {
       const bool own_place = q == rank_ && !all_copied;
       const bool in_block = !own_place && (at_once || op.pushers.contains(q));
       const bool is_lost = op.unsent.contains(q);  // relay
-      const std::byte* x = own_place || in_block         ? nullptr
-                           : is_lost                     ? no_row(h)
-                           : is_relayed(routed, q)       ? relayed_rows(op, q, 0, 0)
-                           : fabric_.acquire(q, layout(q).x(h.slot, stride, 0, 0));
+      const std::byte* x = own_place || in_block ? nullptr
+                           : is_lost             ? no_row(h)
+                           : is_relayed(routed, q)
+                               ? relayed_rows(op, q, 0, 0)
+                               : fabric_.acquire(q, layout(q).x(h.slot, stride, 0, 0));
       for (std::uint32_t i = 0; i < source.num_rows(); ++i) {
         const std::uint32_t token = is_lost ? 0 : source.row_token[i];
         h.row_table.push_back(in_block

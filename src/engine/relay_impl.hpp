@@ -15,9 +15,15 @@ inline constexpr std::uint32_t kNoBase = ~0U;  // of a rank whose rows are missi
 
 template <Fabric F>
 void EngineImpl<F>::plan_relay(Routed& routed) {
+  if (routed.shape.every_token && hosts_.num_hosts() > config_.max_topk) {
+    throw Error(ErrorCode::invalid_argument,
+                "path is allgather between " + std::to_string(hosts_.num_hosts()) +
+                    " hosts, expected at most max_topk = " + std::to_string(config_.max_topk));
+  }
   list_host_tokens(routed.send, hosts_, rank_, routed.host_tokens);
   int most = 1;  // ranks of a host
-  for (int h = 0; h < hosts_.num_hosts(); ++h) most = std::max(most, hosts_.end(h) - hosts_.first(h));
+  for (int h = 0; h < hosts_.num_hosts(); ++h)
+    most = std::max(most, hosts_.end(h) - hosts_.first(h));
   int shift = 0;
   while (shift < most && !reaches_all(shift)) ++shift;
   routed.relay_shift = static_cast<std::uint8_t>(shift % most);
@@ -95,7 +101,8 @@ template <Fabric F>
 std::array<int, 2> EngineImpl<F>::told_ranks(const Op& op, int r) const {
   const Routed& routed = *op.handle->routed;
   const int host = hosts_.host_of(r);
-  const bool all = sums_by_host(routed) && host != my_host() && gateway_to(routed, host) == r;
+  const bool all = sums_by_host(routed) && !routed.shape.every_token && host != my_host() &&
+                   gateway_to(routed, host) == r;
   return all ? std::array{hosts_.first(host), hosts_.end(host)} : std::array{r, r + 1};
 }
 
@@ -103,7 +110,7 @@ std::array<int, 2> EngineImpl<F>::told_ranks(const Op& op, int r) const {
 
 template <Fabric F>
 const std::byte* EngineImpl<F>::relayed_rows(const Op& op, int q, std::uint64_t token,
-                                            std::uint64_t count) {
+                                             std::uint64_t count) {
   const int gateway = gateway_of(op, q);
   return fabric_.inbox_of(gateway,
                           layout(gateway).relay(op.handle->slot, q, op.stride, token, count));
@@ -119,12 +126,26 @@ const std::byte* EngineImpl<F>::no_row(HandleState& h) {
   return row;
 }
 
+// Of what a host gives back: its first place among the outputs that come back.
+template <Fabric F>
+std::uint32_t EngineImpl<F>::first_sum(const Routed& r, int host) const {
+  return r.shape.every_token ? static_cast<std::uint32_t>(host * config_.max_tokens)
+                             : r.send.off[static_cast<std::size_t>(hosts_.first(host))];
+}
+
 // The record of q for all ranks of this host, where I shall add up for it.
 template <Fabric F>
 bool EngineImpl<F>::read_relayed(Op& op, int q, bool quietly) {
   Routed& routed = *op.handle->routed;
   if (!sums_by_host(routed) || !is_relayed(routed, q) || gateway_of(op, q) != rank_) return true;
   const auto ranks = static_cast<std::size_t>(hosts_.end(my_host()) - hosts_.first(my_host()));
+  if (routed.shape.every_token) {
+    list_all_rows({hosts_.first(my_host()), hosts_.end(my_host())},
+                  op.theirs[static_cast<std::size_t>(q)].tokens,
+                  routed.relayed[static_cast<std::size_t>(q)]);
+    routed.relayed[static_cast<std::size_t>(q)].first = first_sum(routed, my_host());
+    return true;
+  }
   const Range head{layout(q).offsets(op.handle->slot).offset +
                        static_cast<std::uint64_t>(hosts_.first(my_host())) * 4,
                    (ranks + 1) * 4};
@@ -146,13 +167,13 @@ bool EngineImpl<F>::read_relayed(Op& op, int q, bool quietly) {
   fabric_.release(q, head);
   fabric_.release(q, body);
   for (std::size_t r = 0; r < ranks; ++r) {
-    const OpDifference found = find_corruption(
-        std::span(entries).subspan(off[r] - off[0], off[r + 1] - off[r]),
-        {.experts = &config_.experts,
-         .rank = hosts_.first(my_host()) + static_cast<int>(r),
-         .tokens = op.theirs[static_cast<std::size_t>(q)].tokens,
-         .topk = op.line.topk,
-         .layout = op.line.layout});
+    const OpDifference found =
+        find_corruption(std::span(entries).subspan(off[r] - off[0], off[r + 1] - off[r]),
+                        {.experts = &config_.experts,
+                         .rank = hosts_.first(my_host()) + static_cast<int>(r),
+                         .tokens = op.theirs[static_cast<std::size_t>(q)].tokens,
+                         .topk = op.line.topk,
+                         .layout = op.line.layout});
     if (found.field != nullptr) return refuse_record(op, q, found, quietly);
   }
   list_relayed_rows(entries, off, hosts_.first(my_host()),
@@ -182,8 +203,8 @@ template <Fabric F>
 void EngineImpl<F>::refuse_source(const Op& op, int q) {
   const bool dispatching = op.line.kind == OpKind::dispatch;
   if (!dispatching && !sums_by_host(*op.handle->routed)) return;
-  const std::uint64_t offset = dispatching ? own().relayed(op.handle->slot, q)
-                                           : own().summed(op.handle->slot, q);
+  const std::uint64_t offset =
+      dispatching ? own().relayed(op.handle->slot, q) : own().summed(op.handle->slot, q);
   // acquires: nothing; whether it was told already.
   if (fabric_.load_flag(rank_, offset) >= 2 * op.line.epoch) return;
   // publishes: nothing else.
@@ -272,9 +293,8 @@ template <Fabric F>
 void EngineImpl<F>::write_missing(const Op& op, const RankSet& missing, int to) {
   const Range range = own().missing(op.handle->slot);
   std::byte* place = fabric_.claim(range);
-  missing.for_each_word([&](std::size_t i, std::uint64_t word) {
-    std::memcpy(place + i * 8, &word, sizeof(word));
-  });
+  missing.for_each_word(
+      [&](std::size_t i, std::uint64_t word) { std::memcpy(place + i * 8, &word, sizeof(word)); });
   fabric_.commit(range, Store::near);
   if (!maps(to)) fabric_.replicate(to, {&range, 1});
 }
@@ -432,10 +452,10 @@ int EngineImpl<F>::sum_relayed(Op& op, Tile& tile) {
       if (bases[row.rank - first] == kNoBase) continue;
       const std::uint64_t at = std::uint64_t{bases[row.rank - first]} + row.index;
       const Range range = layout(row.rank).y(h.slot, op.stride, at, 1);
-      rows[count++] =
-          row.rank == rank_ ? fabric_.claim(range) : fabric_.acquire(row.rank, range);
+      rows[count++] = row.rank == rank_ ? fabric_.claim(range) : fabric_.acquire(row.rank, range);
     }
-    const RowSum sum{.rows = {rows.data(), count}, .hidden = op.line.hidden, .dtype = op.line.dtype};
+    const RowSum sum{
+        .rows = {rows.data(), count}, .hidden = op.line.hidden, .dtype = op.line.dtype};
     const Range range = layout(q).back(h.slot, op.stride, relayed.first + tile.next, 1);
     fabric_.work({Work::Kind::reduce, count * op.row_bytes});
     std::byte* to = fabric_.claim_at(q, range);
@@ -496,8 +516,7 @@ bool EngineImpl<F>::gather_hosts(Op& op, std::uint32_t token, std::byte* scratch
     if (count == 0) continue;
     if (is_sum) {
       const auto at = static_cast<std::size_t>(host);
-      const std::uint32_t first = plan.off[static_cast<std::size_t>(hosts_.first(host))];
-      const std::uint32_t row = first + routed.host_tokens.place[at][token];
+      const std::uint32_t row = first_sum(routed, host) + routed.host_tokens.place[at][token];
       out.rows[out.count++] = fabric_.inbox(own().back(h.slot, op.stride, row, 1));
       continue;
     }
@@ -525,9 +544,8 @@ int EngineImpl<F>::reduce_by_host(Op& op, Tile& tile, int lane) {
     for (const ConstRows& added : op.args.added) {
       if (added.data != nullptr) token.rows[token.count++] = added.row(tile.next);
     }
-    const RowSum sum{.rows = {token.rows.data(), token.count},
-                     .hidden = op.line.hidden,
-                     .dtype = op.line.dtype};
+    const RowSum sum{
+        .rows = {token.rows.data(), token.count}, .hidden = op.line.hidden, .dtype = op.line.dtype};
     fabric_.work({Work::Kind::reduce, token.count * op.row_bytes});
     if (fabric_.facts().moves_rows) sum_rows(sum, op.args.out.row(tile.next));
     h.valid[tile.next] = token.complete ? 1 : 0;

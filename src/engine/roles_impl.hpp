@@ -20,12 +20,19 @@ template <Fabric F>
 int EngineImpl<F>::step(int lane, int lanes) {
   (void)lanes;
   charge_wait(lane);
+  const int done = work_on(lane);
+  if (done != 0) fabric_.post();
+  if (done == 0) charge_wait(lane);
+  return done;
+}
+
+template <Fabric F>
+int EngineImpl<F>::work_on(int lane) {
   const bool first = counts(lane);
   int done = first ? hear(lane) + control(lane) : 0;
   if (done != 0 && lanes_ > 1) return done;  // what there is to do now is everybody's
   if (!first || !counts_only()) done += run_tiles(lane);
   if (!first && done == 0) done = hear(lane) + control(lane);
-  if (done == 0) charge_wait(lane);
   return done;
 }
 

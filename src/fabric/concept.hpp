@@ -27,6 +27,8 @@
 // store_flag       publishes: everything stored (and committed) before.
 // signal           a flag that only one peer looks at; publishes what was put into its inbox.
 // order            an ordering by name, called by each lane that stored data.
+// post             sends what was stored, put or replicated until now, where that does not go by
+//                  itself: called at the end of each call of the engine, by any lane.
 // progress         moves transfers on; returns the work done. Never waits.
 // work             tells of work on own memory that no other call tells of; virtual time in a
 //                  simulator.
@@ -67,6 +69,7 @@ concept Fabric =
       { fabric.store_flag(offset, value) } -> std::same_as<void>;
       { fabric.signal(rank, offset, value) } -> std::same_as<void>;
       { fabric.order(ordering) } -> std::same_as<void>;
+      { fabric.post() } -> std::same_as<void>;
       { fabric.progress() } -> std::same_as<int>;
       { fabric.work(work) } -> std::same_as<void>;
       { fabric.peer_state(rank) } -> std::same_as<PeerState>;

@@ -37,10 +37,10 @@ void list_relayed_rows(std::span<const Entry> entries, std::span<const std::uint
     const auto mine = entries.subspan(off[r] - off[0], off[r + 1] - off[r]);
     for (std::size_t i = 0; i < mine.size(); ++i) {
       if (i != 0 && mine[i].token == mine[i - 1].token) continue;  // another k of the same row
-      rows.push_back({mine[i].token, {.index = index++,
-                                      .rank = static_cast<std::uint16_t>(
-                                          first_rank + static_cast<int>(r)),
-                                      .group = 0}});
+      rows.push_back({mine[i].token,
+                      {.index = index++,
+                       .rank = static_cast<std::uint16_t>(first_rank + static_cast<int>(r)),
+                       .group = 0}});
     }
   }
   std::stable_sort(rows.begin(), rows.end(),
@@ -55,6 +55,18 @@ void list_relayed_rows(std::span<const Entry> entries, std::span<const std::uint
     out.rows.push_back(rows[i].ref);
   }
   out.begin.push_back(static_cast<std::uint32_t>(rows.size()));
+}
+
+void list_all_rows(std::pair<int, int> ranks, std::uint32_t tokens, RelayedRows& out) {
+  out.begin.clear();
+  out.rows.clear();
+  for (std::uint32_t token = 0; token < tokens; ++token) {
+    out.begin.push_back(static_cast<std::uint32_t>(out.rows.size()));
+    for (int r = ranks.first; r < ranks.second; ++r) {
+      out.rows.push_back({.index = token, .rank = static_cast<std::uint16_t>(r), .group = 0});
+    }
+  }
+  out.begin.push_back(static_cast<std::uint32_t>(out.rows.size()));
 }
 
 }  // namespace ubep

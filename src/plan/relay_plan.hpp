@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/entry.hpp"
@@ -34,5 +35,8 @@ struct RelayedRows {
 // each begin, counted as in the source's record.
 void list_relayed_rows(std::span<const Entry> entries, std::span<const std::uint32_t> off,
                        int first_rank, RelayedRows& out);
+
+// The same where every token has a row on every rank: ranks [first, second), all of `tokens`.
+void list_all_rows(std::pair<int, int> ranks, std::uint32_t tokens, RelayedRows& out);
 
 }  // namespace ubep

@@ -59,6 +59,7 @@ class SimFabric final : public Agent {
   void store_flag(std::uint64_t offset, std::uint64_t value);
   void signal(int rank, std::uint64_t offset, std::uint64_t value);
   void order(Ordering ordering);
+  void post() const {}
   int progress();
   void work(Work work);
   PeerState peer_state(int rank) const;

@@ -213,6 +213,7 @@ class CountingFabric {
     f_.signal(rank, offset, value);
   }
   void order(Ordering ordering) { f_.order(ordering); }
+  void post() { f_.post(); }
   int progress() { return f_.progress(); }
   void work(Work work) { f_.work(work); }
   PeerState peer_state(int rank) const { return f_.peer_state(rank); }

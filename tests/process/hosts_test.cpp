@@ -21,13 +21,15 @@ void spread(Case& c) {
   c.options.checksum_rows = 0;
   std::vector<int> host_of;
   for (int r = 0; r < c.num_ranks; ++r) host_of.push_back(host_of_rank(r));
+  c.options.max_topk = std::max(c.options.max_topk, host_of.back() + 1);  // for allgather
   for (Operation& op : c.operations) {
     Problem& problem = op.problem;
     op.bsp = false;
     problem.host_of = host_of;
     const bool relays = !problem.topk1 && !problem.every_token && !random.one_in(4);
     if (problem.layout == Layout::rank_major) {
-      problem.reduction = relays || random.one_in(2) ? Reduction::automatic : Reduction::per_rank;
+      problem.reduction = relays || problem.every_token || random.one_in(2) ? Reduction::automatic
+                                                                            : Reduction::per_rank;
     }
     for (std::size_t r = 0; r < op.local.size(); ++r) {
       LocalChoice& local = op.local[r];
@@ -41,8 +43,7 @@ void spread(Case& c) {
       local.options.by_expert = local.options.mapped_view = false;
       local.options.reduction = problem.reduction;
       if (problem.every_token) continue;
-      local.options.path = relays             ? Path::relay
-                           : random.one_in(2) ? Path::automatic
+      local.options.path = relays             ? (random.one_in(2) ? Path::automatic : Path::relay)
                            : random.one_in(2) ? Path::push
                                               : Path::pull;
     }

@@ -161,6 +161,7 @@ void spread_over_hosts(Setup& setup, Random& random) {
   }
   setup.world.mapped = false;
   setup.world.hosts = HostMap(host_of);
+  c.options.max_topk = std::max(c.options.max_topk, setup.world.hosts.num_hosts());  // allgather
   setup.returns = true;
   c.options.stage_pushed = random.one_in(2);
   for (Operation& op : c.operations) {
@@ -169,8 +170,8 @@ void spread_over_hosts(Setup& setup, Random& random) {
     problem.host_of = host_of;
     const bool relays = !problem.topk1 && !problem.every_token && !random.one_in(4);
     if (problem.layout == Layout::rank_major) {
-      problem.reduction =
-          relays || random.one_in(2) ? Reduction::automatic : Reduction::per_rank;
+      problem.reduction = relays || problem.every_token || random.one_in(2) ? Reduction::automatic
+                                                                            : Reduction::per_rank;
     }
     if (op.origin >= 0) {
       problem.reduction = c.operations[index(op.origin)].problem.reduction;
@@ -184,8 +185,7 @@ void spread_over_hosts(Setup& setup, Random& random) {
       local.options.mapped_view = false;
       local.options.reduction = problem.reduction;
       if (problem.every_token) continue;
-      local.options.path = relays ? Path::relay
-                           : random.one_in(2) ? Path::push : Path::pull;
+      local.options.path = relays ? Path::relay : random.one_in(2) ? Path::push : Path::pull;
     }
   }
   for (Operation& op : c.operations) {

@@ -265,8 +265,7 @@ bool SimRank::end(int number) {
   Progress& p = progress(number);
   const bool altered = is_culprit(number) && setup_.culprit.alteration == Alteration::release;
   const bool releases = operation(number).release || altered;
-  const bool early =
-      releases && !is_repeated(number) && random_.one_in(4) && may_give_up(number);
+  const bool early = releases && !is_repeated(number) && random_.one_in(4) && may_give_up(number);
   if (p.stage != Stage::received && !early) return false;
   if (!releases) return start_combine(number);
   // The views hold what they held: nobody has written into this slot since.
@@ -278,7 +277,10 @@ bool SimRank::end(int number) {
 // A gateway that gives up takes what it relays along.
 bool SimRank::may_give_up(int number) const { return !relays(number); }
 
-bool SimRank::relays(int number) const { return local(number).options.path == Path::relay; }
+bool SimRank::relays(int number) const {
+  const Path path = local(number).options.path;
+  return path == Path::relay || (path == Path::allgather && !setup_.world.hosts.empty());
+}
 
 bool SimRank::same_host(int r) const { return setup_.world.hosts.same(r, rank_); }
 

@@ -152,7 +152,9 @@ class Run {
       }
       const Operation& operation = setup_.calls.operations[index(i)];
       // A gateway that dies takes along what it relays, whatever others have of its own.
-      const bool relays = operation.local[index(victim)].options.path == Path::relay;
+      const Path path = operation.local[index(victim)].options.path;
+      const bool relays =
+          !setup_.world.hosts.empty() && (path == Path::relay || path == Path::allgather);
       if (!relays && !outputs_tell_themselves(operation)) {
         check_combines(i, victim, problem);
       }

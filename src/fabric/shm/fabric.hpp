@@ -59,6 +59,7 @@ class ShmFabric {
   // publishes: as store_flag() does; the word lies with all others.
   void signal(int, std::uint64_t offset, std::uint64_t value) { store_flag(offset, value); }
   void order(Ordering) const { store_fence(); }  // orders: non-temporal stores before the flag
+  void post() const {}
   int progress() const { return 0; }
   void work(Work) const {}
 

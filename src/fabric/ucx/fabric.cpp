@@ -118,25 +118,22 @@ std::uint64_t UcxFabric::bytes_between_hosts() {
   return transport_ == nullptr ? 0 : transport_->bytes();
 }
 
-// Inbox, segment, then of each rank the copy of its segment; empty where there is none.
-std::vector<Window> UcxFabric::windows(const JoinRequest& request) {
-  const auto mine = static_cast<std::size_t>(rank());
-  const bool pushes = !request.inbox_bytes.empty();
-  std::vector<Window> windows = {{inbox({}), pushes ? request.inbox_bytes[mine] : 0},
-                                 {claim({}), request.segment_bytes[mine]}};
-  windows.resize(kFirstCopy + static_cast<std::size_t>(size()));
-  for (int r : remote_) {
-    const auto i = static_cast<std::size_t>(r);
-    windows[kFirstCopy + i] = {copy_of(r, {}), request.segment_bytes[i]};
-  }
-  return windows;
+std::vector<Window> UcxFabric::windows_for(int rank, const JoinRequest& request) {
+  const auto mine = static_cast<std::size_t>(this->rank());
+  const auto theirs = static_cast<std::size_t>(rank);
+  const std::uint64_t inbox_bytes = request.inbox_bytes.empty() ? 0 : request.inbox_bytes[mine];
+  return {{inbox({}), inbox_bytes, true},
+          {claim({}), request.segment_bytes[mine], false},
+          {copy_of(rank, {}), request.segment_bytes[theirs], true}};
 }
 
 void UcxFabric::connect(const JoinRequest& request, TcpMeeting& meeting) {
   const bool alone = transport_ == nullptr;
   const std::vector<std::string> told =
-      meeting.exchange(alone ? std::string() : transport_->describe(windows(request)));
-  for (int r : remote_) transport_->connect(r, told[static_cast<std::size_t>(r)]);
+      meeting.exchange(alone ? std::string() : transport_->describe());
+  for (int r : remote_) {
+    transport_->connect(r, told[static_cast<std::size_t>(r)], windows_for(r, request));
+  }
   put_word(remote_, kGreetingOffset, 1);
   await_words(request, kGreetingOffset);
   set_state(PeerState::live);
@@ -148,6 +145,7 @@ void UcxFabric::connect(const JoinRequest& request, TcpMeeting& meeting) {
 // its state needs no more of this rank, which may stop moving transfers on.
 void UcxFabric::await_words(const JoinRequest& request, std::uint64_t offset) {
   const std::lock_guard lock(mutex_);
+  if (transport_ != nullptr) transport_->post();
   for (int r : remote_) {
     // acquires: nothing; that the other side can be reached.
     while (load_flag(r, offset) == 0 || (offset == kGreetingOffset && !transport_->flushed(r))) {
@@ -175,7 +173,8 @@ const std::byte* UcxFabric::acquire(int rank, Range range) {
     if (fetch.wanted && fetch.range.offset == range.offset) return fetch.done == 1 ? here : nullptr;
   }
   Fetch& fetch = fetches_.emplace_back(Fetch{.rank = rank, .range = range});
-  transport_->get(rank, kSegment, range.offset, {here, range.bytes}, &fetch.done);
+  transport_->get({rank, kSegment, range.offset}, {here, range.bytes}, &fetch.done);
+  transport_->post();
   return fetch.done == 1 ? here : nullptr;
 }
 
@@ -201,10 +200,7 @@ void UcxFabric::replicate(int rank, std::span<const Range> ranges) {
   if (!is_remote(rank)) return;
   const std::lock_guard lock(mutex_);
   for (const Range& range : ranges) {
-    // Short ones are written again, or hold a word that is, before their peer has answered.
-    const std::span<const std::byte> bytes(claim(range), range.bytes);
-    range.bytes <= kMostCopied ? transport_->put_copy(rank, my_copy(), range.offset, bytes)
-                               : transport_->put(rank, my_copy(), range.offset, bytes);
+    transport_->put({rank, kCopy, range.offset}, {claim(range), range.bytes});
   }
 }
 
@@ -223,7 +219,7 @@ void UcxFabric::put_pending(int rank) {
   Pending& pending = pending_[static_cast<std::size_t>(rank)];
   const Range range{pending.begin, pending.end - pending.begin};
   if (range.bytes == 0) return;
-  transport_->put(rank, kInbox, range.offset, {claim_at(rank, range), range.bytes});
+  transport_->put({rank, kInbox, range.offset}, {claim_at(rank, range), range.bytes});
   pending.begin = pending.end;
 }
 
@@ -231,9 +227,9 @@ void UcxFabric::put_pending(int rank) {
 void UcxFabric::put_word(std::span<const int> ranks, std::uint64_t offset, std::uint64_t value) {
   if (ranks.empty()) return;
   const std::lock_guard lock(mutex_);
-  for (int r : ranks) put_pending(r);
   for (int r : ranks) {
-    transport_->put_copy(r, my_copy(), offset, std::as_bytes(std::span(&value, 1)));
+    put_pending(r);
+    transport_->put_word({r, kCopy, offset}, value);
   }
 }
 
@@ -264,10 +260,19 @@ void UcxFabric::order(Ordering ordering) {
   for (int r : remote_) put_pending(r);
 }
 
+void UcxFabric::post() {
+  if (remote_.empty()) return;
+  const std::lock_guard lock(mutex_);
+  for (int r : remote_) put_pending(r);
+  transport_->post();
+}
+
 int UcxFabric::progress() {
   if (remote_.empty()) return 0;
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return 0;
+  for (int r : remote_) put_pending(r);
+  transport_->post();
   const int moved = transport_->progress();
   std::erase_if(fetches_, [](const Fetch& fetch) { return !fetch.wanted && fetch.done != 0; });
   return moved;
@@ -286,6 +291,7 @@ PeerState UcxFabric::peer_state(int rank) {
 void UcxFabric::set_state(PeerState state) {
   local_.set_state(state);
   put_word(remote_, kStateOffset, static_cast<std::uint64_t>(state));
+  post();
 }
 
 }  // namespace ubep

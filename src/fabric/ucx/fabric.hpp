@@ -60,6 +60,7 @@ class UcxFabric {
   void store_flag(std::uint64_t offset, std::uint64_t value);
   void signal(int rank, std::uint64_t offset, std::uint64_t value);
   void order(Ordering ordering);
+  void post();
   int progress();
   void work(Work) const {}
 
@@ -91,18 +92,17 @@ class UcxFabric {
     int done = 0;  // 1: it is here, 2: it will not come
     bool wanted = true;
   };
-  enum WindowIndex : std::size_t { kInbox, kSegment, kFirstCopy };
+  // Of each peer, for me: its inbox, its segment (only to be read), its copy of my segment.
+  enum WindowIndex : std::size_t { kInbox, kSegment, kCopy };
 
   UcxFabric(const JoinRequest& request, ShmFabric& local, std::vector<Host> hosts,
             std::vector<int> members);
   static std::vector<Host> compare_hosts(const std::vector<std::string>& told,
                                          const std::string& mine);
-  std::vector<Window> windows(const JoinRequest& request);
+  std::vector<Window> windows_for(int rank, const JoinRequest& request);
   void connect(const JoinRequest& request, TcpMeeting& meeting);
   void await_words(const JoinRequest& request, std::uint64_t offset);
   const Host& host_of(int rank) const { return hosts_[static_cast<std::size_t>(rank)]; }
-  // Of each peer: where it keeps its copy of my segment.
-  std::size_t my_copy() const { return kFirstCopy + static_cast<std::size_t>(rank()); }
   void put_pending(int rank);
   void put_word(std::span<const int> ranks, std::uint64_t offset, std::uint64_t value);
   std::byte* copy_of(int rank, Range range) {

@@ -57,9 +57,9 @@ UcpLibrary load() {
   find(file, "ucp_worker_get_address", ucp.worker_get_address);
   find(file, "ucp_worker_release_address", ucp.worker_release_address);
   find(file, "ucp_worker_progress", ucp.worker_progress);
+  find(file, "ucp_worker_set_am_recv_handler", ucp.worker_set_am_recv_handler);
   find(file, "ucp_ep_create", ucp.ep_create);
   find(file, "ucp_ep_close_nbx", ucp.ep_close);
-  find(file, "ucp_worker_set_am_recv_handler", ucp.set_am_recv_handler);
   find(file, "ucp_am_send_nbx", ucp.am_send);
   find(file, "ucp_request_check_status", ucp.request_check_status);
   find(file, "ucp_request_free", ucp.request_free);

@@ -17,9 +17,9 @@ struct UcpLibrary {
   decltype(&ucp_worker_get_address) worker_get_address;
   decltype(&ucp_worker_release_address) worker_release_address;
   decltype(&ucp_worker_progress) worker_progress;
+  decltype(&ucp_worker_set_am_recv_handler) worker_set_am_recv_handler;
   decltype(&ucp_ep_create) ep_create;
   decltype(&ucp_ep_close_nbx) ep_close;
-  decltype(&ucp_worker_set_am_recv_handler) set_am_recv_handler;
   decltype(&ucp_am_send_nbx) am_send;
   decltype(&ucp_request_check_status) request_check_status;
   decltype(&ucp_request_free) request_free;

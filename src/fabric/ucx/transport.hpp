@@ -1,12 +1,13 @@
-// This rank's way to ranks of other hosts: puts into their memory and gets out of it, by messages
-// over UCX that the other side's progress() carries out.
+// This rank's way to ranks of other hosts, over UCX: bytes and words into their windows, and bytes
+// out of them.
 //
-// Not UCX's own puts: over networks without remote memory access, TCP above all, UCX (1.13) answers
+// By messages that the other side's progress() carries out, and checks where each piece goes. Not
+// by UCX's own puts: over networks without remote memory access, TCP above all, UCX (1.13) answers
 // each of them by itself, and ends the process when one of a rank comes in that has died.
 //
-// What was put to a rank arrives in order, whole words at once. Bytes given to put() must stay as
-// they are until the rank has answered to a word behind them, and memory that is fetched to until
-// the transport is gone. Not thread-safe, and never waits but in finish().
+// Everything that is sent to a rank arrives in order. Small pieces wait for one another until
+// post(). Memory that is fetched to must stay until the transport is gone. Not thread-safe, and
+// never waits but in finish().
 #pragma once
 
 #include <chrono>
@@ -19,12 +20,11 @@
 
 namespace ubep {
 
-inline constexpr std::size_t kMostCopied = 64;
-
-// Memory of this rank that others put into or get from.
+// Memory of this rank that one other may write to, or read from. The same index on both sides.
 struct Window {
   std::byte* data = nullptr;
   std::uint64_t bytes = 0;
+  bool writable = false;
 };
 
 class UcxTransport {
@@ -37,21 +37,28 @@ class UcxTransport {
   UcxTransport(const UcxTransport&) = delete;
   UcxTransport& operator=(const UcxTransport&) = delete;
 
-  // What others need to reach this rank, whose windows these are.
-  std::string describe(std::span<const Window> windows);
-  // From describe() of that rank. Throws Error{setup}.
-  void connect(int rank, const std::string& description);
+  // What others need to reach this rank.
+  std::string describe() const;
+  // With describe() of that rank, and its windows here. Throws Error{setup}.
+  void connect(int rank, const std::string& description, std::vector<Window> windows);
 
-  void put(int rank, std::size_t window, std::uint64_t offset, std::span<const std::byte> from);
-  // Up to kMostCopied bytes, which may change at once.
-  void put_copy(int rank, std::size_t window, std::uint64_t offset,
-                std::span<const std::byte> from);
-  // Into `to`, which must stay until `*done` has become 1 (2: the rank cannot be reached any more).
-  void get(int rank, std::size_t window, std::uint64_t offset, std::span<std::byte> to, int* done);
+  struct Place {
+    int rank;
+    std::size_t window;
+    std::uint64_t offset;
+  };
+  // `from` is copied where it is short; else it must stay until the rank has answered to a word
+  // behind it.
+  void put(const Place& to, std::span<const std::byte> from);
+  void put_word(const Place& to, std::uint64_t value);  // 8 bytes, at a multiple of 8
+  // Into `into`, which must stay until `*done` has become 1 (2: it will not come).
+  void get(const Place& from, std::span<std::byte> into, int* done);
 
+  // Sends what was put until now.
+  void post();
   // Moves transfers on; returns how many.
   int progress();
-  // Whether everything put to this rank until now has arrived.
+  // Whether a rank has taken in all that was put to it until now.
   bool flushed(int rank);
   // Until all has arrived everywhere, or the deadline.
   void finish(Deadline deadline);
@@ -59,9 +66,9 @@ class UcxTransport {
   // Why a rank cannot be reached any more; null = it can.
   const char* failure(int rank) const;
 
-  // Put and fetched so far; words count 8.
+  // Sent so far, without UCX's own part.
   std::uint64_t bytes() const;
-  // Of the library: its version; empty = this build has none.
+  // Of the library; empty = this build has none.
   static std::string version();
 
  private:

@@ -12,11 +12,12 @@ UcxTransport::UcxTransport(int, int) {
               "files and build again");
 }
 UcxTransport::~UcxTransport() = default;
-std::string UcxTransport::describe(std::span<const Window>) { return {}; }
-void UcxTransport::connect(int, const std::string&) {}
-void UcxTransport::put(int, std::size_t, std::uint64_t, std::span<const std::byte>) {}
-void UcxTransport::put_copy(int, std::size_t, std::uint64_t, std::span<const std::byte>) {}
-void UcxTransport::get(int, std::size_t, std::uint64_t, std::span<std::byte>, int*) {}
+std::string UcxTransport::describe() const { return {}; }
+void UcxTransport::connect(int, const std::string&, std::vector<Window>) {}
+void UcxTransport::put(const Place&, std::span<const std::byte>) {}
+void UcxTransport::put_word(const Place&, std::uint64_t) {}
+void UcxTransport::get(const Place&, std::span<std::byte>, int*) {}
+void UcxTransport::post() {}
 int UcxTransport::progress() { return 0; }
 bool UcxTransport::flushed(int) { return true; }
 void UcxTransport::finish(Deadline) {}
