@@ -181,9 +181,11 @@ TEST_F(UcxTest, LeavesWithTransfersUnderWay) {
 
 // --- what comes over the network ---
 
-// Two transports of one window each, with progress by hand.
+// Two transports of two windows each, of which the second may only be read; progress by hand.
 class UcxTransportTest : public UcxTest {
  protected:
+  static constexpr std::uint64_t kWindow = 64 * 1024;
+
   void connect() {
     ends_.clear();
     std::vector<std::string> told;
@@ -191,73 +193,75 @@ class UcxTransportTest : public UcxTest {
       ends_.push_back(std::make_unique<UcxTransport>(r, 2));
       told.push_back(ends_.back()->describe());
     }
-    for (int r = 0; r < 2; ++r) {
-      // The second may only be read.
-      ends_[static_cast<std::size_t>(r)]->connect(
-          1 - r, told[1 - r], {{memory_[r].data(), 4096, true}, {memory_[r].data(), 4096, false}});
+    for (std::size_t r = 0; r < 2; ++r) {
+      std::byte* memory = memory_[r].data();
+      ends_[r]->connect(1 - static_cast<int>(r), told[1 - r],
+                        {{memory, kWindow, true}, {memory + kWindow, kWindow, false}});
     }
   }
-  void move() {
-    for (int i = 0; i < 2000; ++i) {
+  // Until `end` thinks ill of the other, or has what it should have.
+  template <class Ready>
+  void move_until(Ready ready) {
+    for (const auto& end : ends_) end->post();
+    await([&] {
       for (const auto& end : ends_) (void)end->progress();
-    }
+      return ready();
+    });
   }
 
-  std::vector<std::byte> memory_[2] = {std::vector<std::byte>(8192), std::vector<std::byte>(8192)};
+  std::vector<std::byte> memory_[2] = {std::vector<std::byte>(4 * kWindow),
+                                       std::vector<std::byte>(4 * kWindow)};
   std::vector<std::unique_ptr<UcxTransport>> ends_;
 };
 
 TEST_F(UcxTransportTest, NothingIsStoredBesideAWindow) {
-  const std::vector<std::byte> bytes(512, std::byte{1});
   struct {
     std::size_t window;
     std::uint64_t offset;
-  } const places[] = {{0, 4096 - 511}, {0, 4096}, {0, ~0ULL - 100}, {1, 0}, {7, 0}};
+    std::uint64_t bytes;
+  } const places[] = {
+      {0, kWindow - 511, 512}, {0, kWindow, 8}, {0, ~0ULL - 100, 512}, {0, 1, kWindow}, {1, 0, 64},
+      {1, 0, 32 * 1024},       {2, 0, 64},      {~0ULL >> 32, 0, 8}};
+  const std::vector<std::byte> bytes(kWindow, std::byte{1});
   for (const auto& place : places) {
+    SCOPED_TRACE(std::to_string(place.window) + ", " + std::to_string(place.offset));
     connect();
-    ends_[0]->put({1, place.window, place.offset}, bytes);
-    ends_[0]->post();
-    await([&] {
-      move();
-      return ends_[1]->failure(0) != nullptr;
-    });
-    EXPECT_TRUE(holds(memory_[1].data(), 8192, 0)) << place.window << ", " << place.offset;
+    ends_[0]->put({1, place.window, place.offset}, std::span(bytes).first(place.bytes));
+    move_until([&] { return ends_[1]->failure(0) != nullptr; });
+    EXPECT_TRUE(holds(memory_[1].data(), memory_[1].size(), 0));
   }
   connect();
-  ends_[0]->put({1, 0, 4096 - 512}, bytes);
-  ends_[0]->post();
-  await([&] {
-    move();
-    return ends_[0]->flushed(1);
-  });
+  ends_[0]->put_word({1, 0, kWindow - 4}, 1);
+  move_until([&] { return ends_[1]->failure(0) != nullptr; });
+  EXPECT_TRUE(holds(memory_[1].data(), memory_[1].size(), 0));
+}
+
+TEST_F(UcxTransportTest, TheEndsOfAWindowAreInIt) {
+  const std::vector<std::byte> bytes(kWindow, std::byte{1});
+  connect();
+  ends_[0]->put({1, 0, 0}, bytes);
+  ends_[0]->put_word({1, 0, kWindow - 8}, 0x0202020202020202);
+  (void)ends_[0]->flushed(1);
+  move_until([&] { return ends_[0]->flushed(1); });
   EXPECT_EQ(ends_[1]->failure(0), nullptr);
-  EXPECT_TRUE(holds(memory_[1].data() + 4096 - 512, 512, 1));
-  EXPECT_TRUE(holds(memory_[1].data() + 4096, 4096, 0));
+  EXPECT_TRUE(holds(memory_[1].data(), kWindow - 8, 1));
+  EXPECT_TRUE(holds(memory_[1].data() + kWindow - 8, 8, 2));
+  EXPECT_TRUE(holds(memory_[1].data() + kWindow, kWindow, 0));
 }
 
 TEST_F(UcxTransportTest, NothingIsReadBesideAWindow) {
-  for (const std::uint64_t offset : {std::uint64_t{4000}, std::uint64_t{4096}, ~std::uint64_t{0}}) {
+  for (const std::uint64_t offset : {kWindow - 96, kWindow, ~std::uint64_t{0} - 10}) {
     connect();
     int done = 0;
-    ends_[0]->get({1, 0, offset}, {memory_[0].data(), 128}, &done);
-    ends_[0]->post();
-    await([&] {
-      move();
-      return ends_[1]->failure(0) != nullptr;
-    });
+    ends_[0]->get({1, 1, offset}, {memory_[0].data(), 128}, &done);
+    move_until([&] { return ends_[1]->failure(0) != nullptr; });
     EXPECT_EQ(done, 0);
-    ends_[1].reset();
-    await([&] {
-      (void)ends_[0]->progress();
-      return ends_[0]->failure(1) != nullptr || ends_[0]->flushed(1);
-    });
     ends_.clear();
   }
 }
 
 TEST_F(UcxTransportTest, ADescriptionThatIsNoneIsRefused) {
   UcxTransport end(0, 2);
-  (void)end.describe();
   EXPECT_THROW(end.connect(1, "", {}), Error);
   EXPECT_THROW(end.connect(1, "short", {}), Error);
 }
@@ -286,7 +290,11 @@ TEST_F(UcxTest, GroupsLeaveNothingBehind) {
   const std::uint64_t bytes = mapped_bytes();
   for (int i = 0; i < 50; ++i) live();
   EXPECT_LE(open_files(), files);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // theirs grows
   EXPECT_LT(mapped_bytes(), bytes + 32 * kMiB);
+#else
+  (void)bytes;
+#endif
 }
 
 }  // namespace

@@ -292,6 +292,39 @@ TEST_F(HostsTest, AStoppedRankIsNamedAndGoneOnFrom) {
   }
 }
 
+// Repeated routing keeps its gateways: what went through the dead one stays away, and is marked so,
+// until a dispatch that plans anew.
+TEST_F(HostsTest, RepeatedRoutingMarksWhatWentThroughTheDead) {
+  constexpr int kVictim = 3;
+  for (const Layout layout : {Layout::rank_major, Layout::expert_major}) {
+    const Problem problem = spread(make_problem({.ranks = 5, .layout = layout}));
+    const std::vector<int> statuses =
+        rank_statuses(RankKind::hosts, 5, [&](const Bootstrap& bootstrap) {
+          Communicator comm = Communicator::create(bootstrap, options_for(problem));
+          Worker worker(problem, bootstrap.rank, {.path = Path::relay});
+          ASSERT_EQ(worker.round(comm), "");
+          if (bootstrap.rank == kVictim) kill(getpid(), SIGKILL);
+          for (int round = 0; round < 4; ++round) {
+            Status status = comm.dispatch(worker.x(), worker.handle, worker.handle);
+            ASSERT_TRUE(status.ok() || status.code == Code::peer_lost) << status.message();
+            ASSERT_EQ(worker.received_difference(), "");
+            status = worker.combine(comm);
+            ASSERT_TRUE(status.ok() || status.code == Code::peer_lost) << status.message();
+            ASSERT_EQ(worker.out_difference(0b11111), "");
+          }
+          for (int round = 0; round < 3; ++round) {
+            (void)worker.dispatch(comm);
+            ASSERT_EQ(worker.received_difference(), "");
+            (void)worker.combine(comm);
+            ASSERT_EQ(worker.out_difference(1U << kVictim), "");
+          }
+        });
+    for (int rank = 0; rank < 5; ++rank) {
+      EXPECT_EQ(statuses[static_cast<std::size_t>(rank)], rank == kVictim ? kKilled : 0);
+    }
+  }
+}
+
 // --- others meet anew ---
 
 std::ptrdiff_t open_files() {
