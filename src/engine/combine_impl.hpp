@@ -336,7 +336,7 @@ bool EngineImpl<F>::advance_owner(Op& op, int q) {
   if (stage != Op::kRecord) return false;
   if (op.theirs[static_cast<std::size_t>(q)].lacks != 0) {
     RankSet lacking;
-    if (!read_missing(op, q, lacking)) return false;
+    if (!read_ranks(q, layout(q).lacking(op.handle->slot), lacking)) return false;
     if (lacking.contains(rank_)) {
       op.absent.insert(q);
       report_loss(op, gateway_to(*op.handle->routed, hosts_.host_of(q)),

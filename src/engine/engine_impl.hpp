@@ -319,8 +319,8 @@ class EngineImpl final : public Engine {
   RankSet ready_owners(const Op& op) const;
   int advance_sums(Op& op);
   void note_lacking(Op& op);
-  void write_missing(const Op& op, const RankSet& missing, int to);
-  bool read_missing(Op& op, int q, RankSet& missing);
+  void tell_ranks(Range place, const RankSet& ranks, int to);
+  bool read_ranks(int q, Range place, RankSet& ranks);
   bool read_sum_bases(Op& op, int q);
   void tell_sums(Op& op, int q);
   int sum_relayed(Op& op, Tile& tile);

@@ -290,27 +290,25 @@ bool EngineImpl<F>::advance_gateway(Op& op, int q) {
 
 // Bits of ranks, for rank `to` alone.
 template <Fabric F>
-void EngineImpl<F>::write_missing(const Op& op, const RankSet& missing, int to) {
-  const Range range = own().missing(op.handle->slot);
-  std::byte* place = fabric_.claim(range);
-  missing.for_each_word(
-      [&](std::size_t i, std::uint64_t word) { std::memcpy(place + i * 8, &word, sizeof(word)); });
-  fabric_.commit(range, Store::near);
-  if (!maps(to)) fabric_.replicate(to, {&range, 1});
+void EngineImpl<F>::tell_ranks(Range place, const RankSet& ranks, int to) {
+  std::byte* words = fabric_.claim(place);
+  ranks.for_each_word(
+      [&](std::size_t i, std::uint64_t word) { std::memcpy(words + i * 8, &word, sizeof(word)); });
+  fabric_.commit(place, Store::near);
+  if (!maps(to)) fabric_.replicate(to, {&place, 1});
 }
 
-// False while it is being fetched.
+// False while they are being fetched.
 template <Fabric F>
-bool EngineImpl<F>::read_missing(Op& op, int q, RankSet& missing) {
-  const Range range = layout(q).missing(op.handle->slot);
-  const std::byte* told = fabric_.acquire(q, range);
+bool EngineImpl<F>::read_ranks(int q, Range place, RankSet& ranks) {
+  const std::byte* told = fabric_.acquire(q, place);
   if (told == nullptr) return false;
-  missing = RankSet(config_.size);
+  ranks = RankSet(config_.size);
   for (int r = 0; r < config_.size; ++r) {
     const int bit = std::to_integer<int>(told[r / 8]) >> r % 8 & 1;
-    if (bit != 0) missing.insert(r);
+    if (bit != 0) ranks.insert(r);
   }
-  fabric_.release(q, range);
+  fabric_.release(q, place);
   return true;
 }
 
@@ -323,7 +321,7 @@ void EngineImpl<F>::note_lacking(Op& op) {
   if (lacking.empty()) return;
   op.line.lacks = 1;
   for (int r = 0; r < config_.size; ++r) {
-    if (r != rank_) write_missing(op, lacking, r);
+    if (r != rank_) tell_ranks(own().lacking(h.slot), lacking, r);
   }
 }
 
@@ -331,7 +329,7 @@ void EngineImpl<F>::note_lacking(Op& op) {
 template <Fabric F>
 bool EngineImpl<F>::take_missing(Op& op, int q, bool all) {
   RankSet missing = RankSet::all(config_.size);
-  if (!all && !read_missing(op, q, missing)) return false;
+  if (!all && !read_ranks(q, layout(q).missing(op.handle->slot), missing)) return false;
   const int host = hosts_.host_of(q);
   for (int r = hosts_.first(host); r < hosts_.end(host); ++r) {
     if (!missing.contains(r)) continue;
@@ -406,7 +404,7 @@ bool EngineImpl<F>::read_sum_bases(Op& op, int q) {
     const int owner = first + static_cast<int>(r);
     RankSet lacking(config_.size);
     if (owner != rank_ && op.theirs[static_cast<std::size_t>(owner)].lacks != 0 &&
-        !read_missing(op, owner, lacking)) {
+        !read_ranks(owner, layout(owner).lacking(h.slot), lacking)) {
       return false;
     }
     if (op.absent.contains(owner) || lacking.contains(q)) {
@@ -476,7 +474,7 @@ void EngineImpl<F>::tell_sums(Op& op, int q) {
   for (int r = 0; r < ranks; ++r) {
     if (op.sum_bases[static_cast<std::size_t>(q * ranks + r)] == kNoBase) missing.insert(first + r);
   }
-  write_missing(op, missing, q);
+  tell_ranks(own().missing(op.handle->slot), missing, q);
   // publishes: the sums of this host's rows and who is missing in them, to advance_gateway() of q;
   // without the order it would add up those of an earlier epoch.
   fabric_.signal(q, own().summed(op.handle->slot, q), 2 * op.line.epoch);

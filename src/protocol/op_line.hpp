@@ -32,14 +32,14 @@ struct OpLine {
   std::uint8_t topk1 = 0;
   // A rank's own affair, which its peers go by.
   Path path = Path::pull;  // of its rows: push = into inboxes; bsp, allgather, relay must agree
-  std::uint8_t relay_shift = 0;  // which ranks relay its rows (HostMap::gateway)
+  std::uint8_t relay_shift = 0;     // which ranks relay its rows (HostMap::gateway)
   std::uint16_t alignment = 1;      // expert_major
   std::uint8_t marks : 1 = 0;       // 1 = some of my rows are announced by `sent`
   std::uint8_t unweighted : 1 = 0;  // combine: plain sums
   std::uint8_t more : 1 = 0;        // a layer: I have tokens for another round
   std::uint8_t by_expert : 1 = 0;   // combine: I announce outputs expert by expert (my own affair)
   std::uint8_t contiguous : 1 = 0;
-  std::uint8_t lacks : 1 = 0;  // relay, combine: some sources' rows did not come: see `missing`
+  std::uint8_t lacks : 1 = 0;  // relay, combine: some sources' rows did not come: see `lacking`
   std::uint8_t spare : 2 = 0;
   Quant quant = Quant::none;
   std::uint32_t capacity = 0;  // expert_padded

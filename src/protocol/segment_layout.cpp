@@ -85,7 +85,7 @@ SegmentLayout::SegmentLayout(const GroupConfig& config, int rank)
     // Room to whole lines: entries may be stored with non-temporal stores.
     slot.entries = add(round_up(checked_mul(max_entries_, sizeof(Entry)), kLineBytes), kLineBytes);
     slot.marks = add(marks_bytes_, kLineBytes);
-    slot.missing = add(missing_bytes_, kLineBytes);
+    slot.missing = add(2 * missing_bytes_, kLineBytes);
   }
   for (Slot& slot : per_slot_) slot.x = add(x_bytes_, kPageBytes);
   for (Slot& slot : per_slot_) {

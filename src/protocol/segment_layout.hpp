@@ -1,14 +1,16 @@
 // Where everything lies in a rank's segment: one list from which all offsets and the size follow.
 //
 //   fabric header | op lines [4N] | per slot: pub, out, done, base, sent [R], relayed [R],
-//   summed [R], armed | per slot: off, counts, entries, marks, missing | per slot: x |
+//   summed [R], armed | per slot: off, counts, entries, marks, missing, lacking |
+//   per slot: x |
 //   per slot: bases, out of each expert | per slot: y
 //
 // x comes before the bases and y because only their sizes depend on the rank: x lies at the same
 // offset in every segment. `base`, `sent` and `counts` exist where peers push, `armed` and `marks`
-// where windows are armed, `relayed`, `summed` and `missing` with relay. The inbox, a memory of its own, holds per slot: rows | back (bsp:
-// outputs that come back) | windows [R] | checksums [R] (of protocols whose rows are decoded) | the
-// same two for outputs that come back, by entry | relayed tokens [R].
+// where windows are armed, `relayed`, `summed` and `missing` with relay. The inbox, a memory of its
+// own, holds per slot: rows | back (bsp: outputs that come back) | windows [R] | checksums [R] (of
+// protocols whose rows are decoded) | the same two for outputs that come back, by entry | relayed
+// tokens [R].
 #pragma once
 
 #include <array>
@@ -64,8 +66,9 @@ class SegmentLayout {
   // Bits of tokens, then of ranks, whose rows are announced by `sent`.
   Range marks(int slot) const { return {at(slot).marks, marks_bytes_}; }
 
-  // relay: bits of ranks that are missing in my sums, or whose rows did not come (OpLine::lacks).
+  // relay: bits of ranks that are missing in my sums; whose rows did not come (OpLine::lacks).
   Range missing(int slot) const { return {at(slot).missing, missing_bytes_}; }
+  Range lacking(int slot) const { return {at(slot).missing + missing_bytes_, missing_bytes_}; }
 
   // Base table, written before out: where the rows of `src` begin, per group (local expert or 1).
   Range bases(int slot, int src, std::uint64_t groups) const {
@@ -85,10 +88,11 @@ class SegmentLayout {
     return {at(slot).y + first * stride, count * stride};
   }
   // Everything of a slot that peers read.
-  std::array<Range, 8> slot_areas(int slot) const {
+  std::array<Range, 9> slot_areas(int slot) const {
     return {offsets(slot),
             marks(slot),
             missing(slot),
+            lacking(slot),
             Range{at(slot).counts, counts_bytes_},
             entries(slot, 0, max_entries_),
             Range{at(slot).bases, bases_bytes_},

@@ -238,8 +238,9 @@ void Vandal::spoil_op_line() {
 
 void Vandal::spoil_record() {
   const int slot = random_.below(config_.slots);
-  const auto areas = layout_.slot_areas(slot);  // off, marks, missing, counts, entries, bases
-  const Range area = areas[static_cast<std::size_t>(random_.below(6))];
+  const auto areas =
+      layout_.slot_areas(slot);  // off, marks, missing, lacking, counts, entries, bases
+  const Range area = areas[static_cast<std::size_t>(random_.below(7))];
   if (area.bytes < 8) return;
   // The front is what is in use.
   const std::uint64_t reach =

@@ -120,8 +120,7 @@ GroupConfig declared() {
 }
 
 TEST(OpLineTest, PathsOfRowsMayDifferButTheBaselinesAreEverybodys) {
-  const auto paths = {Path::read, Path::pull,      Path::push,
-                      Path::bsp,  Path::allgather, Path::relay};
+  const auto paths = {Path::read, Path::pull, Path::push, Path::bsp, Path::allgather, Path::relay};
   for (const Path mine : paths) {
     for (const Path theirs : paths) {
       OpLine a = dispatch_line();

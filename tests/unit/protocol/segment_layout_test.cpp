@@ -71,6 +71,7 @@ std::vector<Part> parts_of(const GroupConfig& config, const SegmentLayout& layou
         parts.push_back({"word", {layout.summed(s, q), kLineBytes}, kLineBytes, s});
       }
       parts.push_back({"missing", layout.missing(s), kLineBytes, s});
+      parts.push_back({"lacking", layout.lacking(s), 8, s});
     }
     if (config.push && config.protocol == Protocol::sentinel) {
       parts.push_back({"word", {layout.armed(s), kLineBytes}, kLineBytes, s});
@@ -139,8 +140,7 @@ std::vector<Part> inbox_parts_of(const GroupConfig& config, const SegmentLayout&
     }
     for (int q = 0; q < config.size && config.relay; ++q) {
       const auto tokens = static_cast<std::uint64_t>(config.max_tokens);
-      parts.push_back(
-          {"relayed", layout.relay(s, q, config.max_stride, 0, tokens), kPageBytes, s});
+      parts.push_back({"relayed", layout.relay(s, q, config.max_stride, 0, tokens), kPageBytes, s});
     }
     for (int q = 0; q < config.size && protocol.decodes(); ++q) {
       parts.push_back({"window", layout.wire(s, q, 0, rows * stride), kWireGrid, s});
