@@ -106,7 +106,7 @@ int run_forked(const Options& o) {
   const int fd = memfd_create("rivals", MFD_CLOEXEC);
   if (fd < 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) throw std::bad_alloc();
   std::byte* shared = map_shared(fd, bytes);
-  tools::Stage stage(o.ranks, stage_doubles());
+  tools::SharedStage stage(o.ranks, stage_doubles());
   return tools::run_on_stage(stage, o.ranks, "ubep_rivals", [&](const Bootstrap& bootstrap) {
     return run_rank(bootstrap, o.plan, stage, shared, bytes);
   });
@@ -116,10 +116,8 @@ int run_launched(const Options& o) {
   Bootstrap bootstrap = Bootstrap::from_environment();
   const std::string job = bootstrap.job;
   bootstrap.job = job + "/stage";
-  const int stage_fd =
-      tools::shared_file(bootstrap, tools::Stage::bytes_of(bootstrap.size, stage_doubles()));
-  tools::Stage stage(bootstrap.size, stage_doubles(), stage_fd);
-  close(stage_fd);
+  const auto owned = tools::make_stage(bootstrap, stage_doubles());
+  tools::Stage& stage = *owned;
   bootstrap.job = job + "/rows";
   const std::size_t bytes = shared_bytes(o.plan.shape);
   std::byte* shared = map_shared(tools::shared_file(bootstrap, bytes), bytes);
