@@ -16,7 +16,18 @@ at::Tensor tensor(std::byte* data, std::size_t elements, at::ScalarType type) {
   return at::from_blob(data, {static_cast<std::int64_t>(elements)}, type);
 }
 
+// Where ranks are on several hosts: at the address of rank 0, beside the library's port.
+c10::intrusive_ptr<c10d::TCPStore> make_store_for_hosts(const Group& group) {
+  const Bootstrap& bootstrap = group.bootstrap();
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<std::uint16_t>(bootstrap.port + 1);
+  options.isServer = group.rank() == 0;
+  options.numWorkers = static_cast<std::size_t>(group.size());
+  return c10::make_intrusive<c10d::TCPStore>(bootstrap.address, options);
+}
+
 c10::intrusive_ptr<c10d::TCPStore> make_store(Group& group) {
+  if (group.spans_hosts()) return make_store_for_hosts(group);
   const Notice notice(group, sizeof(std::uint16_t));
   c10d::TCPStoreOptions options;
   options.port = 0;
@@ -34,7 +45,9 @@ class Gloo final : public Collectives {
   explicit Gloo(Group& group) {
     at::set_num_threads(1);
     const auto options = c10d::ProcessGroupGloo::Options::create();
-    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(kLoopback));
+    options->devices.push_back(group.spans_hosts()
+                                   ? c10d::ProcessGroupGloo::createDefaultDevice()
+                                   : c10d::ProcessGroupGloo::createDeviceForHostname(kLoopback));
     ranks_ = c10::make_intrusive<c10d::ProcessGroupGloo>(make_store(group), group.rank(),
                                                          group.size(), options);
   }

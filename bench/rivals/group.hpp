@@ -47,7 +47,7 @@ inline int cores() {
 }
 
 // Rank `rank` of a run. Shared memory is handed out from the front: every rank must ask for the
-// same areas in the same order.
+// same areas in the same order. Where ranks are on several hosts there is none.
 class Group {
  public:
   Group(const Bootstrap& bootstrap, tools::Stage& stage, std::byte* shared, std::size_t bytes)
@@ -57,6 +57,7 @@ class Group {
   int size() const { return bootstrap_.size; }
   const Bootstrap& bootstrap() const { return bootstrap_; }
   tools::Stage& stage() const { return *stage_; }
+  bool spans_hosts() const { return stage_->hosts() != nullptr; }
 
   // Zeros, on a page of its own, the same in all ranks.
   std::byte* allocate(std::size_t bytes) {

@@ -71,7 +71,7 @@ class Harness {
         group_(std::move(group)),
         stage_(group_.stage()),
         numbers_(stage_.numbers(group_.rank())),
-        probed_(group_.allocate(64)),
+        probed_(group_.spans_hosts() ? nullptr : group_.allocate(64)),
         tokens_(plan.shape.tokens[static_cast<std::size_t>(group_.rank())]),
         out_(static_cast<std::size_t>(tokens_), plan.shape.row_bytes()) {
     for (std::size_t set = 0; set < plan.routing.size(); ++set) {
@@ -105,7 +105,7 @@ class Harness {
       rounds_.back().after = probe_;
     }
     for (std::size_t w = 0; w < ways_.size(); ++w) check(w);
-    meet();
+    gather();
     if (group_.rank() == 0) write_result();
     if (group_.rank() == 0) complain();
     (void)stage_.barrier(group_.rank());
@@ -119,7 +119,16 @@ class Harness {
   }
 
   void meet() {
-    if (!stage_.barrier(group_.rank())) throw std::runtime_error("another rank failed");
+    const auto step = [this] { ways_[way_].way->step(); };
+    const bool met =
+        group_.spans_hosts() ? stage_.barrier(group_.rank(), step) : stage_.barrier(group_.rank());
+    if (!met) throw std::runtime_error("another rank failed");
+  }
+  // Until rank 0 can read all ranks' numbers.
+  void gather() {
+    meet();
+    if (!group_.spans_hosts()) return;
+    if (!stage_.gather(group_.rank())) throw std::runtime_error("another rank failed");
   }
 
   const tools::RankRouting& routing(std::size_t set) const {
@@ -142,6 +151,7 @@ class Harness {
   }
 
   void check(std::size_t w) {
+    way_ = w;
     for (std::size_t set = 0; set < plan_.routing.size(); ++set) {
       std::memset(out_.data(), 0xFF, static_cast<std::size_t>(tokens_) * plan_.shape.row_bytes());
       iterate(*ways_[w].way, set);
@@ -175,7 +185,8 @@ class Harness {
            .topk_weights = std::span(routing(set).topk_weights).subspan(first, topk),
            .expert_rank = plan_.shape.expert_rank,
            .layout = by_expert ? Layout::expert_major : Layout::rank_major,
-           .ranks = plan_.shape.ranks()},
+           .ranks = plan_.shape.ranks(),
+           .host_of = host_of()},
           masters_[set]->view(tokens_), t, sums);
       std::byte* row = rows->row(static_cast<std::size_t>(t));
       for (std::size_t i = 0; i < sums.size(); ++i) {
@@ -183,6 +194,12 @@ class Harness {
       }
     }
     return *rows;
+  }
+
+  // Sums of rank_major are then made host by host.
+  std::span<const int> host_of() const {
+    return group_.spans_hosts() ? std::span<const int>(stage_.hosts()->host_of)
+                                : std::span<const int>();
   }
 
   bool is_near(const std::byte* expected, const std::byte* row, double tolerance) const {
@@ -202,12 +219,15 @@ class Harness {
 
   // Also finds out how many iterations a block has.
   void warm_up(std::size_t w) {
+    way_ = w;
     for (int i = 0; i < kWarmUps; ++i) iterate(*ways_[w].way, set_of(i));
     meet();
     const double begin = now();
     for (int i = 0; i < kFewest; ++i) iterate(*ways_[w].way, set_of(i));
     const double us = (now() - begin) * 1e6 / kFewest;
-    if (group_.rank() == 0) {
+    if (group_.spans_hosts()) {
+      numbers_[kIterations + w] = plan_.block_iters;
+    } else if (group_.rank() == 0) {
       numbers_[kIterations + w] = std::clamp(plan_.block_ms * 1e3 / us, kFewest * 1.0, kMost * 1.0);
     }
     meet();
@@ -223,7 +243,9 @@ class Harness {
 
   void measure(std::size_t w) {
     Way& way = *ways_[w].way;
-    const int n = static_cast<int>(stage_.numbers(0)[kIterations + w]);
+    way_ = w;
+    const int teller = group_.spans_hosts() ? group_.rank() : 0;
+    const int n = static_cast<int>(stage_.numbers(teller)[kIterations + w]);
     for (int i = 0; i < 2; ++i) iterate(way, set_of(i));
     for (int i = 0; i < n; ++i) {
       at(i, write_begin) = now();
@@ -247,13 +269,13 @@ class Harness {
       if (i >= 0) at(i, cycle_begin) = begin;
       if (i >= 0) at(i, cycle_end) = now();
     }
-    meet();
+    gather();
     if (group_.rank() == 0) blocks_[w].push_back(sum_up(n));
     meet();
   }
 
   // Over all ranks: phases from the first start to the last end, cycles from last start to last
-  // end, own work of the slowest rank.
+  // end, own work of the slowest rank. Without a clock in common, always of the slowest rank.
   Block sum_up(int n) {
     std::vector<double> dispatch;
     std::vector<double> combine;
@@ -262,10 +284,16 @@ class Harness {
     std::vector<double> write;
     std::vector<double> experts;
     for (int i = 0; i < n; ++i) {
-      dispatch.push_back(last(i, dispatch_end) - first(i, dispatch_begin));
-      combine.push_back(last(i, combine_end) - first(i, combine_begin));
+      if (group_.spans_hosts()) {
+        dispatch.push_back(longest(i, dispatch_begin, dispatch_end));
+        combine.push_back(longest(i, combine_begin, combine_end));
+        cycle.push_back(longest(i, cycle_begin, cycle_end));
+      } else {
+        dispatch.push_back(last(i, dispatch_end) - first(i, dispatch_begin));
+        combine.push_back(last(i, combine_end) - first(i, combine_begin));
+        cycle.push_back(last(i, cycle_end) - last(i, cycle_begin));
+      }
       round_trip.push_back(dispatch.back() + combine.back());
-      cycle.push_back(last(i, cycle_end) - last(i, cycle_begin));
       write.push_back(longest(i, write_begin, write_end));
       experts.push_back(longest(i, dispatch_end, experts_end));
     }
@@ -298,6 +326,7 @@ class Harness {
 
   // By rank 0, while the others sleep.
   void probe(bool wait) {
+    if (group_.spans_hosts()) return;  // a rank may not see another one's CPU
     meet();
     ++probes_;
     const SharedWord word(probed_);
@@ -347,6 +376,7 @@ class Harness {
     result["schema"] = "ubep-rivals/1";
     result["machine"] = {{"cpus", machine.cpus}, {"model", machine.model}};
     result["ranks"] = plan_.shape.ranks();
+    if (group_.spans_hosts()) result["host_of"] = stage_.hosts()->host_of;
     result["tokens"] = plan_.shape.tokens;
     result["hidden"] = plan_.shape.hidden;
     result["topk"] = plan_.shape.topk;
@@ -388,6 +418,7 @@ class Harness {
   std::vector<std::unique_ptr<Matrix>> masters_;                    // [sets] activations
   std::array<std::vector<std::unique_ptr<Matrix>>, 2> references_;  // [by expert][sets] sums
   std::vector<NamedWay> ways_;
+  std::size_t way_ = 0;                     // that is in use
   std::vector<std::vector<Block>> blocks_;  // [ways][rounds], of rank 0
   std::vector<Round> rounds_;
   tools::PlacementProbe probe_;

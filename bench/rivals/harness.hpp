@@ -14,6 +14,7 @@ struct Plan {
   std::vector<std::vector<tools::RankRouting>> routing;  // [sets][ranks]
   int rounds = 8;
   double block_ms = 15;           // of one way's phases, and of its cycles, in each round
+  int block_iters = 16;           // the same on several hosts, which have no clock in common
   bool fixed_choices = false;     // the library's fixed paths and stores, too
   std::vector<std::string> only;  // names that begin so; empty = all
   std::string json;               // a file, written by rank 0

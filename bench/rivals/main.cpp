@@ -45,6 +45,8 @@ void add_options(CLI::App& app, Options& o) {
   app.add_option("--seed", o.seed);
   app.add_option("--rounds", o.plan.rounds)->check(CLI::Range(1, 1000));
   app.add_option("--block-ms", o.plan.block_ms)->check(CLI::Range(0.1, 10000.0));
+  app.add_option("--block-iters", o.plan.block_iters, "Instead, where ranks are on several hosts")
+      ->check(CLI::Range(4, 64));
   app.add_flag("--fixed", o.plan.fixed_choices, "Also the library's fixed paths and stores");
   app.add_option("--only", o.only, "Ways whose names begin so, separated by commas");
   app.add_option("--json", o.plan.json, "The result's file")->required();
@@ -106,7 +108,7 @@ int run_forked(const Options& o) {
   const int fd = memfd_create("rivals", MFD_CLOEXEC);
   if (fd < 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) throw std::bad_alloc();
   std::byte* shared = map_shared(fd, bytes);
-  tools::Stage stage(o.ranks, stage_doubles());
+  tools::SharedStage stage(o.ranks, stage_doubles());
   return tools::run_on_stage(stage, o.ranks, "ubep_rivals", [&](const Bootstrap& bootstrap) {
     return run_rank(bootstrap, o.plan, stage, shared, bytes);
   });
@@ -116,16 +118,18 @@ int run_launched(const Options& o) {
   Bootstrap bootstrap = Bootstrap::from_environment();
   const std::string job = bootstrap.job;
   bootstrap.job = job + "/stage";
-  const int stage_fd =
-      tools::shared_file(bootstrap, tools::Stage::bytes_of(bootstrap.size, stage_doubles()));
-  tools::Stage stage(bootstrap.size, stage_doubles(), stage_fd);
-  close(stage_fd);
-  bootstrap.job = job + "/rows";
-  const std::size_t bytes = shared_bytes(o.plan.shape);
-  std::byte* shared = map_shared(tools::shared_file(bootstrap, bytes), bytes);
+  const auto owned = tools::make_stage(bootstrap, stage_doubles());
+  tools::Stage& stage = *owned;
+  std::byte* shared = nullptr;
+  std::size_t bytes = 0;
+  if (stage.hosts() == nullptr) {
+    bootstrap.job = job + "/rows";
+    bytes = shared_bytes(o.plan.shape);
+    shared = map_shared(tools::shared_file(bootstrap, bytes), bytes);
+  }
   bootstrap.job = job + "/ways";
   (void)run_rank(bootstrap, o.plan, stage, shared, bytes);
-  if (!stage.failed()) return tools::kOk;
+  if (stage.hosts() == nullptr ? !stage.failed() : stage.gather(bootstrap.rank)) return tools::kOk;
   tools::print_once([&] { fmt::print(stderr, "ubep_rivals: {}\n", stage.text()); });
   return stage.exit_code();
 }

@@ -8,6 +8,7 @@
 
 #include "bench/rivals/direct.hpp"
 #include "bench/rivals/packages.hpp"
+#include "bench/rivals/rank_exchange.hpp"
 #include "tools/ubep/stand_in.hpp"
 
 namespace ubep::rivals {
@@ -334,6 +335,23 @@ void MessageWay::combine(const Rows& out) {
   }
 }
 
+// As AllToAll.
+void all_to_all_bytes(std::byte* send, const std::vector<std::size_t>& send_bytes,
+                      std::byte* receive, const std::vector<std::size_t>& receive_bytes) {
+  const auto layout = [](const std::vector<std::size_t>& bytes, std::vector<int>& counts,
+                         std::vector<int>& at) {
+    counts.assign(bytes.begin(), bytes.end());
+    at.resize(counts.size());
+    std::exclusive_scan(counts.begin(), counts.end(), at.begin(), 0);
+  };
+  static std::vector<int> send_counts, send_at, receive_counts, receive_at;
+  layout(send_bytes, send_counts, send_at);
+  layout(receive_bytes, receive_counts, receive_at);
+  expect(MPI_Alltoallv(send, send_counts.data(), send_at.data(), MPI_BYTE, receive,
+                       receive_counts.data(), receive_at.data(), MPI_BYTE, MPI_COMM_WORLD),
+         "MPI_Alltoallv");
+}
+
 std::string library() {
   std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text = {};
   int length = 0;
@@ -367,8 +385,10 @@ void add_mpi(std::vector<NamedWay>& ways, Group& group, const Shape& shape) {
         group, shape, choice,
         std::make_shared<SharedWindow>(DirectWay::area_bytes(shape) + 64, group.size()));
   };
-  add("window", Kind::window, window({}), "MPI_Win_allocate_shared, plain stores, MPI_Barrier");
-  add("window streamed", Kind::window, window({.rows = Store::far}), "the same, rows streamed");
+  if (!group.spans_hosts()) {
+    add("window", Kind::window, window({}), "MPI_Win_allocate_shared, plain stores, MPI_Barrier");
+    add("window streamed", Kind::window, window({.rows = Store::far}), "the same, rows streamed");
+  }
   const auto messages = [&](Transfer transfer) {
     return std::make_unique<MessageWay>(group, shape, transfer);
   };
@@ -376,6 +396,12 @@ void add_mpi(std::vector<NamedWay>& ways, Group& group, const Shape& shape) {
       "counts, pack, MPI_Alltoallv, regroup by expert, and back");
   add("alltoallv", Kind::messages, messages(Transfer::unpermuted),
       "the same without regrouping: experts work on a segment per source");
+  ways.push_back({{mpi + " alltoallv by rank", Kind::messages, Layout::rank_major,
+                   "a row and its routing once to each rank by MPI_Alltoallv, that rank's sum back",
+                   rank_exchange_tolerance(group)},
+                  make_rank_exchange(group, shape, all_to_all_bytes)});
+  // Open MPI 4.1 over TCP: MPI_Win_allocate fails.
+  if (group.spans_hosts()) return;
   add("put/get", Kind::messages, messages(Transfer::put_get),
       "MPI_Put of every row, MPI_Get of the outputs, flushes and barriers");
 }

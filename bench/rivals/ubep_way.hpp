@@ -27,6 +27,7 @@ class UbepWay final : public Way {
   void dispatch(const tools::RankRouting& routing) override;
   void experts() override;
   void combine(const Rows& out) override;
+  void step() override { (void)comm_->step(); }
 
  private:
   tools::Stage* stage_;

@@ -36,6 +36,8 @@ class Way {
   virtual void experts() = 0;
   // out [tokens, hidden]: the weighted sums of the outputs.
   virtual void combine(const Rows& out) = 0;
+  // Sends on what is on its way to others, while this rank waits for something else.
+  virtual void step() {}
 };
 
 struct WayInfo {

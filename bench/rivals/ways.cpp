@@ -27,6 +27,10 @@ void add_ubep(Ways& ways, const Group& group, const Shape& shape, bool fixed_cho
   add("ubep drop-in", chosen, {.layout = kRank, .in_input = false},
       "the same with activations in a tensor of the caller's");
   add("ubep expert_major", chosen, {kExpert}, "expert_major, all chosen by the library");
+  if (group.spans_hosts()) {
+    add("ubep push", chosen, {kRank, Path::push}, "rank_major, a row to each rank");
+    return;
+  }
   if (!fixed_choices) return;
   for (const Store store : {Store::near, Store::far}) {
     const auto comm = make_communicator(group, shape, store);
@@ -105,6 +109,10 @@ std::string_view name(Kind kind) {
 std::vector<NamedWay> make_ways(Group& group, const Shape& shape, bool fixed_choices) {
   Ways ways;
   add_ubep(ways, group, shape, fixed_choices);
+  if (group.spans_hosts()) {
+    add_packages(ways, group, shape);
+    return ways;
+  }
   add_gather(ways, group, shape);
   add_direct(ways, group, shape);
   add_packages(ways, group, shape);

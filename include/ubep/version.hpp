@@ -17,4 +17,8 @@ inline constexpr std::uint32_t kWireVersion = 7;
 // sanitizers and instruction sets: three lines of text, for `ubep --version` and fault reports.
 UBEP_API std::string build_facts();
 
+// What would carry tokens between hosts: "UCX 1.13.1", "not built" (the library was built without
+// UCX), or "not found" and why. Loads UCX's library, for good.
+UBEP_API std::string host_transport();
+
 }  // namespace ubep

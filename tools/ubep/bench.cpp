@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "tools/ubep/atomic_file.hpp"
 #include "tools/ubep/bench_ablation.hpp"
@@ -96,6 +97,29 @@ Rows rows_of(const BenchPlan& plan) {
           tokens * static_cast<double>(plan.tokens.size() - 1)};
 }
 
+// Rows of the least that must cross between hosts in one direction: one for each token and host
+// that has one of its experts, but its own; averaged over the sets.
+double rows_between_hosts(const BenchPlan& plan, const std::vector<int>& host_of) {
+  std::size_t rows = 0;
+  const auto topk = static_cast<std::size_t>(plan.options.topk);
+  for (const auto& set : plan.routing) {
+    for (std::size_t q = 0; q < set.size(); ++q) {
+      const auto& idx = set[q].topk_idx;
+      for (std::size_t first = 0; first < idx.size(); first += topk) {
+        std::set<int> hosts;
+        for (std::size_t i = first; i < first + topk; ++i) {
+          if (idx[i] < 0) continue;
+          const auto r = plan.expert_rank[static_cast<std::size_t>(idx[i])];
+          hosts.insert(host_of[static_cast<std::size_t>(r)]);
+        }
+        hosts.erase(host_of[q]);
+        rows += hosts.size();
+      }
+    }
+  }
+  return static_cast<double>(rows) / static_cast<double>(plan.routing.size());
+}
+
 Load load_of(const BenchPlan& plan) {
   std::vector<std::int64_t> experts(static_cast<std::size_t>(plan.options.experts));
   std::vector<std::int64_t> ranks(plan.tokens.size());
@@ -112,7 +136,8 @@ Load load_of(const BenchPlan& plan) {
           .rank_max_over_mean = max_over_mean(ranks)};
 }
 
-// Reads the ranks' numbers of one variant as times over all ranks: first start to last end.
+// Reads the ranks' numbers of one variant as times over all ranks: first start to last end, or the
+// longest of a rank where their clocks differ.
 class Times {
  public:
   Times(Stage& stage, const BenchPlan& plan, std::size_t variant)
@@ -120,6 +145,7 @@ class Times {
 
   std::vector<double> between(BenchTimes::Field begin, BenchTimes::Field end, bool last_begin) {
     std::vector<double> us;
+    if (stage_.hosts() != nullptr) return longest(begin, end);
     for (int i = 0; i < plan_.options.iters; ++i) {
       double from = at(0, i, begin);
       double to = at(0, i, end);
@@ -133,6 +159,18 @@ class Times {
   }
 
  private:
+  std::vector<double> longest(BenchTimes::Field begin, BenchTimes::Field end) {
+    std::vector<double> us;
+    for (int i = 0; i < plan_.options.iters; ++i) {
+      double most = 0;
+      for (std::size_t r = 0; r < plan_.tokens.size(); ++r) {
+        most = std::max(most, at(r, i, end) - at(r, i, begin));
+      }
+      us.push_back(most * 1e6);
+    }
+    return us;
+  }
+
   double at(std::size_t rank, int iteration, BenchTimes::Field field) {
     return stage_.numbers(static_cast<int>(rank))[times_at(plan_, variant_, iteration) + field];
   }
@@ -203,6 +241,18 @@ PathResult describe_path(Stage& stage, const BenchPlan& plan, std::size_t v) {
   return result;
 }
 
+Crossed crossed_of(Stage& stage, const BenchPlan& plan, std::size_t v) {
+  Crossed crossed;
+  for (std::size_t r = 0; r < plan.tokens.size(); ++r) {
+    crossed.bytes += stage.numbers(static_cast<int>(r))[notes_at(v) + BenchNotes::crossed];
+  }
+  const double output_row_bytes = static_cast<double>(plan.options.hidden) *
+                                  static_cast<double>(size_of(plan.options.dtype_value));
+  crossed.minimum_bytes = rows_between_hosts(plan, stage.hosts()->host_of) *
+                          (dispatched_row_bytes(plan) + output_row_bytes);
+  return crossed;
+}
+
 PathResult path_result(Stage& stage, const BenchPlan& plan, std::size_t v) {
   const BenchVariant& variant = plan.variants[v];
   PathResult result = describe_path(stage, plan, v);
@@ -212,6 +262,7 @@ PathResult path_result(Stage& stage, const BenchPlan& plan, std::size_t v) {
   const double wire_rows = variant.path.path == Path::allgather ? rows.all
                            : is_by_expert(variant.path.layout)  ? rows.per_choice
                                                                 : rows.per_rank;
+  if (stage.hosts() != nullptr) result.crossed = crossed_of(stage, plan, v);
   const double wire = wire_rows * row_bytes;
   const double dedup = rows.per_rank * row_bytes;
   const double sent = wire_rows * dispatched_row_bytes(plan);
@@ -242,6 +293,9 @@ Point collect(Stage& stage, const BenchPlan& plan) {
   point.ranks = static_cast<int>(plan.tokens.size());
   point.tokens = plan.tokens;
   point.load = load_of(plan);
+  if (const CommunicatorFacts* facts = stage.hosts(); facts != nullptr) {
+    point.hosts = Hosts{facts->host_of, facts->host_names, facts->transport};
+  }
   if (plan.layers) {
     const int most = *std::max_element(plan.tokens.begin(), plan.tokens.end());
     point.rounds = (most + plan.max_tokens - 1) / plan.max_tokens;
@@ -287,7 +341,7 @@ Point collect(Stage& stage, const BenchPlan& plan) {
 // One point: forks the ranks. Returns the exit code.
 int run_point(const BenchPlan& plan, Point& point) {
   const auto ranks = static_cast<int>(plan.tokens.size());
-  Stage stage(ranks, stage_doubles(plan));
+  SharedStage stage(ranks, stage_doubles(plan));
   const int code = run_on_stage(stage, ranks, "ubep bench", [&](const Bootstrap& bootstrap) {
     return run_bench_rank(bootstrap, plan, stage);
   });
@@ -297,20 +351,17 @@ int run_point(const BenchPlan& plan, Point& point) {
 
 // One point as one rank of a launcher's. Only rank 0 fills the point.
 int run_joined_point(Bootstrap bootstrap, const BenchPlan& plan, Point& point) {
-  const std::size_t doubles = stage_doubles(plan);
   const std::string job = bootstrap.job;
   bootstrap.job = job + "/stage";
-  const int fd = shared_file(bootstrap, Stage::bytes_of(bootstrap.size, doubles));
-  Stage stage(bootstrap.size, doubles, fd);
-  close(fd);
+  const auto stage = make_stage(bootstrap, stage_doubles(plan));
   bootstrap.job = job + "/point";
-  (void)run_bench_rank(bootstrap, plan, stage);
-  if (stage.failed()) {
-    const int code = stage.exit_code();
-    print_once([&] { fmt::print(stderr, "ubep bench: {}\n", stage.text()); });
+  (void)run_bench_rank(bootstrap, plan, *stage);
+  if (!stage->gather(bootstrap.rank)) {
+    const int code = stage->exit_code();
+    print_once([&] { fmt::print(stderr, "ubep bench: {}\n", stage->text()); });
     return code;
   }
-  if (bootstrap.rank == 0) point = collect(stage, plan);
+  if (bootstrap.rank == 0) point = collect(*stage, plan);
   return kOk;
 }
 

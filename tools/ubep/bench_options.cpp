@@ -106,7 +106,8 @@ void add_bench_options(CLI::App& app, BenchOptions& o) {
       ->capture_default_str();
   app.add_option("--layout", o.layout, "rank_major, expert_major or expert_padded")
       ->capture_default_str();
-  app.add_option("--path", o.path, "auto, read, pull, push or relay; bsp and allgather, the baselines")
+  app.add_option("--path", o.path,
+                 "auto, read, pull, push or relay; bsp and allgather, the baselines")
       ->capture_default_str();
   app.add_option("--protocol", o.protocol,
                  "of pushed rows: auto, put-with-signal, tff-16, tff-128, tff-512, dc, dc:ROWS, sp "

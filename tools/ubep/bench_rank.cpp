@@ -86,6 +86,7 @@ class RankBench {
       make_activations({rank_, static_cast<int>(set)}, 0, masters_.back().view);
     }
     use(plan.variants[0]);
+    host_of_ = comm().facts().host_of;
     numbers_[BenchScalars::flag_one_way_ns] = comm().facts().flag_one_way_ns;
     numbers_[BenchScalars::store_far] = comm().facts().store == Store::far ? 1 : 0;
   }
@@ -99,6 +100,7 @@ class RankBench {
       if (plan_.options.check) check(variant);
       for (int i = 0; i < std::max(plan_.options.warmup, 1); ++i) iterate(variant, i);
       take_notes(v);
+      count_crossed(v);
     }
     for (int first = 0; first < plan_.options.iters; first += kBlock) {
       const int end = std::min(first + kBlock, plan_.options.iters);
@@ -123,8 +125,12 @@ class RankBench {
   }
   Communicator& comm() { return settings_[setting_].comm; }
   Handle& handle() { return settings_[setting_].handle; }
+  // Bytes to other hosts move only while their sender steps.
   void meet() {
-    if (!stage_.barrier(rank_)) throw Stopped{};
+    const auto step = [this] { (void)comm().step(); };
+    const bool met =
+        stage_.hosts() != nullptr ? stage_.barrier(rank_, step) : stage_.barrier(rank_);
+    if (!met) throw Stopped{};
   }
 
   // From now on, the variant's communicator and lanes. Nothing is pending.
@@ -273,6 +279,21 @@ class RankBench {
     notes[BenchNotes::lanes_receive] = stats.roles.receive;
     std::strncpy(reinterpret_cast<char*>(notes + BenchNotes::reason), stats.reason,
                  BenchNotes::kReasonBytes - 1);
+  }
+
+  // What this rank sends to other hosts in a dispatch and its combine, averaged over the sets. What
+  // it gives back at its next call counts there.
+  void count_crossed(std::size_t v) {
+    if (stage_.hosts() == nullptr) return;
+    meet();
+    const std::uint64_t before = comm().facts().host_bytes;
+    for (std::size_t set = 0; set < plan_.routing.size(); ++set) {
+      iterate(plan_.variants[v], static_cast<int>(set));
+    }
+    meet();
+    numbers_[notes_at(v) + BenchNotes::crossed] =
+        static_cast<double>(comm().facts().host_bytes - before) /
+        static_cast<double>(plan_.routing.size());
   }
 
   // Dispatch and combine, each between barriers of the harness.
@@ -472,7 +493,8 @@ class RankBench {
                    .topk_weights = std::span(routing.topk_weights).subspan(first, topk),
                    .expert_rank = plan_.expert_rank,
                    .layout = variant.path.layout,
-                   .ranks = static_cast<int>(plan_.tokens.size())},
+                   .ranks = static_cast<int>(plan_.tokens.size()),
+                   .host_of = host_of_},
                   masters_[set].view, t);
     }
   }
@@ -493,6 +515,7 @@ class RankBench {
   LaneTeam team_;               // after all that its threads touch
   std::int64_t rows_received_ = 0;
   double layer_spent_ = 0;
+  std::vector<int> host_of_;           // sums are made per_host; empty: all on one
   std::vector<std::int32_t> experts_;  // global ids of the local ones
   std::vector<Tensor> masters_;        // one per set
   Tensor x_;

@@ -63,7 +63,8 @@ struct BenchNotes {
     lanes_count,
     lanes_send,
     lanes_receive,
-    traced,  // 1 = there were charges
+    crossed,  // bytes to other hosts, of a dispatch and its combine
+    traced,   // 1 = there were charges
     dispatch_spent,
     combine_spent = dispatch_spent + kPerPhase,
     reason = combine_spent + kPerPhase,

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "tools/ubep/exit_code.hpp"
+#include "tools/ubep/host_stage.hpp"
 #include "tools/ubep/input_error.hpp"
 #include "ubep/ubep.hpp"
 
@@ -124,6 +125,14 @@ void take_world(const CLI::App& app, int& ranks) {
   }
   ranks = bootstrap.size;
   agree_on_options(app, bootstrap);
+}
+
+std::unique_ptr<Stage> make_stage(const Bootstrap& bootstrap, std::size_t doubles) {
+  if (!bootstrap.address.empty()) return std::make_unique<HostStage>(bootstrap, doubles);
+  const int fd = shared_file(bootstrap, SharedStage::bytes_of(bootstrap.size, doubles));
+  auto stage = std::make_unique<SharedStage>(bootstrap.size, doubles, fd);
+  close(fd);
+  return stage;
 }
 
 // Rank 0 sends the place of its memory file to all others, as a token that every rank's expert

@@ -6,8 +6,10 @@
 
 #include <cstddef>
 #include <functional>
+#include <memory>
 #include <string>
 
+#include "tools/ubep/stage.hpp"
 #include "ubep/bootstrap.hpp"
 
 namespace CLI {
@@ -23,7 +25,11 @@ bool under_launcher();
 // another one, or when ranks were given different options.
 void take_world(const CLI::App& app, int& ranks);
 
-// Collective: a memory file of `bytes` zeros, the same for all ranks; the caller closes it.
+// Collective: the stage of all ranks, wherever they are.
+std::unique_ptr<Stage> make_stage(const Bootstrap& bootstrap, std::size_t doubles);
+
+// Collective: a memory file of `bytes` zeros, the same for all ranks, which are on one host; the
+// caller closes it.
 int shared_file(const Bootstrap& bootstrap, std::size_t bytes);
 
 // Calls `print` unless another rank of this host and launch does the same just now. Without a

@@ -6,6 +6,7 @@
 #include "tools/ubep/bench.hpp"
 #include "tools/ubep/bench_options.hpp"
 #include "tools/ubep/exit_code.hpp"
+#include "tools/ubep/info.hpp"
 #include "tools/ubep/launched.hpp"
 #include "tools/ubep/ps.hpp"
 #include "tools/ubep/run.hpp"
@@ -28,6 +29,7 @@ int main(int argc, char** argv) {
   RunOptions run;
   CLI::App* run_app = app.add_subcommand("run", "run a MoE layer over a safetensors file");
   add_run_options(*run_app, run);
+  CLI::App* info_app = app.add_subcommand("info", "the build, and what there is between hosts");
   PsOptions ps;
   CLI::App* ps_app = app.add_subcommand("ps", "what the ranks of running jobs do and wait for");
   add_ps_options(*ps_app, ps);
@@ -45,6 +47,7 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
     if (bench_app->parsed()) return run_bench(*bench_app, bench);
+    if (info_app->parsed()) return run_info();
     if (ps_app->parsed()) return run_ps(ps);
 #ifdef UBEP_HAVE_SIM
     if (tpot_app->parsed()) return run_tpot(*tpot_app, tpot);

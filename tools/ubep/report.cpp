@@ -61,6 +61,11 @@ Json path_json(const PathResult& path, const PathResult& first) {
     json["payload_copies"] = {{"dispatch", rounded(path.copies->dispatch)},
                               {"combine", rounded(path.copies->combine)}};
   }
+  if (path.crossed) {
+    json["between_hosts"] = {{"bytes_per_cycle", rounded(path.crossed->bytes)},
+                             {"minimum_bytes_per_cycle", rounded(path.crossed->minimum_bytes)}};
+    put(json["between_hosts"], "bytes_over_minimum", path.crossed->ratio());
+  }
   if (path.roles) {
     json["roles"] = {
         {"count", path.roles->count}, {"send", path.roles->send}, {"receive", path.roles->receive}};
@@ -81,6 +86,12 @@ Json point_json(const Point& point) {
                {"load",
                 {{"expert_max_over_mean", rounded(point.load.expert_max_over_mean)},
                  {"rank_max_over_mean", rounded(point.load.rank_max_over_mean)}}}};
+  if (point.hosts) {
+    json["hosts"] = {{"of_rank", point.hosts->of_rank},
+                     {"names", point.hosts->names},
+                     {"transport", point.hosts->transport},
+                     {"times_us", "the longest of any rank's own clock"}};
+  }
   if (point.rounds) json["rounds"] = *point.rounds;
   if (point.memory) {
     json["memory"] = {{"reserved", point.memory->reserved}, {"resident", point.memory->resident}};
@@ -155,16 +166,29 @@ std::string copies_cell(const std::optional<Copies>& copies) {
   return copies ? fmt::format("{:.2f}/{:.2f}", copies->dispatch, copies->combine) : "-";
 }
 
-constexpr std::string_view kRowFormat =
-    "{:>5} {:>9}  {:<29} {:<5} {:>9} {:>17} {:>17} {:>17} {:>17} {:>11} {:>11} {:>11}\n";
+std::string crossed_cell(const std::optional<Crossed>& crossed) {
+  if (!crossed) return "";
+  const std::string ratio = number_cell(crossed->ratio(), 3);
+  return fmt::format("{:>17}", fmt::format("{:.1f} ({})", crossed->bytes / 1024, ratio));
+}
 
-void print_heading(std::FILE* out) {
+// The last column is only there where ranks may be on several hosts.
+constexpr std::string_view kRowFormat =
+    "{:>5} {:>9}  {:<29} {:<5} {:>9} {:>17} {:>17} {:>17} {:>17} {:>11} {:>11} {:>11}{}\n";
+
+void print_heading(bool hosts, std::FILE* out) {
   fmt::print(
       out,
       "times in us: p50 (p99); copies of each received row and GB/s: dispatch/combine; x first: "
       "round trip/cycle\n");
+  if (hosts) {
+    fmt::print(out,
+               "several hosts: a time is the longest that any rank took by its own clock; crossed: "
+               "KiB between hosts in a dispatch and its combine (over the least possible)\n");
+  }
   fmt::print(out, kRowFormat, "ranks", "tokens", "path@layout", "store", "copies", "dispatch",
-             "combine", "round trip", "cycle", "wire GB/s", "dedup GB/s", "x first");
+             "combine", "round trip", "cycle", "wire GB/s", "dedup GB/s", "x first",
+             hosts ? fmt::format("{:>17}", "crossed") : "");
 }
 
 void print_path(const Point& point, const PathResult& path, std::FILE* out) {
@@ -176,7 +200,8 @@ void print_path(const Point& point, const PathResult& path, std::FILE* out) {
              time_cell(path.cycle), rate_cell(path, &Timing::wire_gbps),
              rate_cell(path, &Timing::dedup_gbps),
              number_cell(ratio_to_first(path.round_trip, first.round_trip), 2) + "/" +
-                 number_cell(ratio_to_first(path.cycle, first.cycle), 2));
+                 number_cell(ratio_to_first(path.cycle, first.cycle), 2),
+             crossed_cell(path.crossed));
 }
 
 }  // namespace
@@ -209,7 +234,9 @@ void print_table(const BenchResult& result, std::FILE* out) {
         "rows back (docs/formats.md)\n");
   }
   const auto ablates = [](const Point& point) { return !point.ablation.empty(); };
-  if (!std::any_of(result.points.begin(), result.points.end(), ablates)) print_heading(out);
+  const bool hosts = std::any_of(result.points.begin(), result.points.end(),
+                                 [](const Point& point) { return point.hosts.has_value(); });
+  if (!std::any_of(result.points.begin(), result.points.end(), ablates)) print_heading(hosts, out);
   for (const Point& point : result.points) {
     for (const PathResult& path : point.paths) print_path(point, path, out);
     print_ablation(point.ablation, out);

@@ -60,6 +60,17 @@ struct Copies {
   double combine = 0;
 };
 
+// What went from host to host in a dispatch and its combine, all ranks together.
+struct Crossed {
+  double bytes = 0;
+  // One row for each token and other host that has one of its experts, each way.
+  double minimum_bytes = 0;
+
+  std::optional<double> ratio() const {
+    return minimum_bytes > 0 ? std::optional(bytes / minimum_bytes) : std::nullopt;
+  }
+};
+
 struct PathResult {
   std::string path;
   std::string variant;
@@ -74,7 +85,17 @@ struct PathResult {
   std::optional<Timing> cycle;
   std::optional<TimeShare> time_share;
   std::optional<Copies> copies;
-  std::optional<Roles> roles;  // of more than one lane
+  std::optional<Roles> roles;      // of more than one lane
+  std::optional<Crossed> crossed;  // where ranks may be on several hosts
+};
+
+// Clocks of different hosts cannot be compared: with this, a time is the longest that any rank
+// measured of the iteration with its own clock, else from the first rank's start to the last one's
+// end.
+struct Hosts {
+  std::vector<int> of_rank;
+  std::vector<std::string> names;  // [ranks]
+  std::string transport;           // between them
 };
 
 struct Load {
@@ -99,6 +120,7 @@ struct Point {
   std::vector<int> tokens;    // [ranks]
   std::optional<int> rounds;  // dispatches of a layer, where more is sent than is reserved
   Load load;
+  std::optional<Hosts> hosts;  // where ranks may be on several
   std::optional<MemoryUse> memory;
   std::optional<double> first_call_us;
   std::optional<double> cores_used;  // CPU time over wall time of the whole cycles, all ranks

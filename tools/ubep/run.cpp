@@ -203,7 +203,7 @@ void run_local_experts(bool scale, std::span<const std::int32_t> expert_rank, in
   }
 }
 
-// What one rank does; `y` is shared by all.
+// What one rank does; `y` is for its own tokens.
 void run_rank(const Bootstrap& bootstrap, const RunOptions& options, const Layer& layer,
               std::byte* y) {
   const auto rank = static_cast<std::size_t>(bootstrap.rank);
@@ -234,23 +234,29 @@ void run_rank(const Bootstrap& bootstrap, const RunOptions& options, const Layer
        std::span(layer.topk_weights).subspan(first * topk, count * topk), static_cast<int>(topk)},
       dispatch, handle));
   run_local_experts(options.expert == "scale", layer.expert_rank, bootstrap.rank, handle);
-  must(comm.combine(handle, {.out = {y + first * row_bytes, static_cast<std::int64_t>(count),
-                                     hidden, layer.dtype}}));
+  must(comm.combine(handle, {.out = {y, static_cast<std::int64_t>(count), hidden, layer.dtype}}));
 }
 
-// The stage carries the failure's text and, behind it, y: the numbers of all ranks, one after
-// another.
-std::size_t doubles_of(const RunOptions& options, const Layer& layer) {
-  return layer.x.size() / sizeof(double) / static_cast<std::size_t>(options.ranks) + 1;
+std::size_t y_bytes(const Layer& layer, std::size_t rank) {
+  return static_cast<std::size_t>(layer.split[rank]) * layer.hidden * size_of(layer.dtype);
 }
 
-std::byte* y_of(Stage& stage) { return reinterpret_cast<std::byte*>(stage.numbers(0).data()); }
+// Each rank's y is its numbers on the stage.
+std::size_t doubles_of(const Layer& layer) {
+  std::size_t most = 0;
+  for (std::size_t r = 0; r < layer.split.size(); ++r) most = std::max(most, y_bytes(layer, r));
+  return most / sizeof(double) + 1;
+}
+
+std::byte* y_of(Stage& stage, int rank) {
+  return reinterpret_cast<std::byte*>(stage.numbers(rank).data());
+}
 
 int run_one(const Bootstrap& bootstrap, const RunOptions& options, const Layer& layer,
             Stage& stage) {
   stage.announce(bootstrap.rank, getpid());
   try {
-    run_rank(bootstrap, options, layer, y_of(stage));
+    run_rank(bootstrap, options, layer, y_of(stage, bootstrap.rank));
     return kOk;
   } catch (const Failed& failed) {
     stage.fail(failed.status);
@@ -261,14 +267,17 @@ int run_one(const Bootstrap& bootstrap, const RunOptions& options, const Layer& 
 }
 
 void write_sums(const RunOptions& options, const Layer& layer, Stage& stage) {
-  write_safetensors(options.output, {{"y",
-                                      layer.file_dtype,
-                                      {layer.tokens, layer.hidden},
-                                      std::span<const std::byte>(y_of(stage), layer.x.size())}});
+  std::vector<std::byte> y;
+  y.reserve(layer.x.size());
+  for (int r = 0; r < options.ranks; ++r) {
+    const std::byte* from = y_of(stage, r);
+    y.insert(y.end(), from, from + y_bytes(layer, static_cast<std::size_t>(r)));
+  }
+  write_safetensors(options.output, {{"y", layer.file_dtype, {layer.tokens, layer.hidden}, y}});
 }
 
 int run_forked(const RunOptions& options, const Layer& layer) {
-  Stage stage(options.ranks, doubles_of(options, layer));
+  SharedStage stage(options.ranks, doubles_of(layer));
   const int code = run_on_stage(stage, options.ranks, "ubep run", [&](const Bootstrap& bootstrap) {
     return run_one(bootstrap, options, layer, stage);
   });
@@ -279,17 +288,14 @@ int run_forked(const RunOptions& options, const Layer& layer) {
 // As one rank of a launcher's; rank 0 writes the file.
 int run_joined(const RunOptions& options, const Layer& layer) {
   const Bootstrap bootstrap = Bootstrap::from_environment();
-  const std::size_t doubles = doubles_of(options, layer);
-  const int fd = shared_file(bootstrap, Stage::bytes_of(options.ranks, doubles));
-  Stage stage(options.ranks, doubles, fd);
-  close(fd);
-  (void)run_one(bootstrap, options, layer, stage);
-  if (stage.failed() || !stage.barrier(bootstrap.rank)) {
-    const int code = stage.exit_code();
-    print_once([&] { fmt::print(stderr, "ubep run: {}\n", stage.text()); });
+  const auto stage = make_stage(bootstrap, doubles_of(layer));
+  (void)run_one(bootstrap, options, layer, *stage);
+  if (!stage->gather(bootstrap.rank)) {
+    const int code = stage->exit_code();
+    print_once([&] { fmt::print(stderr, "ubep run: {}\n", stage->text()); });
     return code;
   }
-  if (bootstrap.rank == 0) write_sums(options, layer, stage);
+  if (bootstrap.rank == 0) write_sums(options, layer, *stage);
   return kOk;
 }
 

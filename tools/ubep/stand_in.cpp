@@ -192,6 +192,34 @@ void run_experts(const Received& received, std::span<const std::int32_t> experts
   }
 }
 
+namespace {
+
+float round_to(DType dtype, float value) {
+  std::byte row[sizeof(float)];
+  store_element(row, 0, dtype, value);
+  return load_element(row, 0, dtype);
+}
+
+// Owners' rows, and sums of hosts, are rounded to the dtype. A host is a run of ranks.
+float sum_of_ranks(std::span<const float> partials, std::span<const int> host_of, DType dtype) {
+  float total = 0;
+  float host = 0;
+  for (std::size_t r = 0; r < partials.size(); ++r) {
+    const float row = round_to(dtype, partials[r]);
+    if (host_of.empty()) {
+      total += row;
+      continue;
+    }
+    host += row;
+    if (r + 1 < partials.size() && host_of[r + 1] == host_of[r]) continue;
+    total += round_to(dtype, host);
+    host = 0;
+  }
+  return total;
+}
+
+}  // namespace
+
 void expected_token(const TokenChoice& choice, const ConstRows& x, std::int64_t token,
                     std::span<float> out) {
   for (std::size_t i = 0; i < out.size(); ++i) {
@@ -208,14 +236,8 @@ void expected_token(const TokenChoice& choice, const ConstRows& x, std::int64_t 
     }
     out[i] = in_order;
     if (is_by_expert(choice.layout)) continue;
-    float total = 0;
-    for (float partial : std::span(per_rank).first(static_cast<std::size_t>(choice.ranks))) {
-      // The owner's row is rounded to the dtype.
-      std::byte row[sizeof(float)];
-      store_element(row, 0, x.dtype, partial);
-      total += load_element(row, 0, x.dtype);
-    }
-    out[i] = total;
+    const auto ranks = static_cast<std::size_t>(choice.ranks);
+    out[i] = sum_of_ranks(std::span(per_rank).first(ranks), choice.host_of, x.dtype);
   }
 }
 

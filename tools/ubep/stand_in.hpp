@@ -37,6 +37,9 @@ struct TokenChoice {
   std::span<const std::int32_t> expert_rank;
   Layout layout = Layout::rank_major;
   int ranks = 1;
+  // rank_major: the hosts whose ranks' rows are summed and rounded first (Reduction::per_host).
+  // Empty = none are.
+  std::span<const int> host_of;
 };
 void expected_token(const TokenChoice& choice, const ConstRows& x, std::int64_t token,
                     std::span<float> out);

@@ -123,6 +123,26 @@ TEST(ReportTest, HasTheAblationInsteadOfPaths) {
   EXPECT_FALSE(contains(table, "path@layout"));
 }
 
+TEST(ReportTest, TellsWhatCrossedBetweenHosts) {
+  BenchResult result = sample();
+  EXPECT_FALSE(contains(table_of(result), "crossed"));
+  result.points[0].hosts = Hosts{{0, 1}, {"a", "b"}, "UCX 1.2"};
+  result.points[0].paths[0].crossed = Crossed{1536, 1024};
+  result.points[0].paths[1].crossed = Crossed{512, 0};  // no token needed to
+  const auto point = to_json(result)["points"][0];
+  EXPECT_EQ(point["hosts"]["of_rank"].dump(), "[0,1]");
+  EXPECT_EQ(point["hosts"]["transport"], "UCX 1.2");
+  const auto crossed = point["paths"][0]["between_hosts"];
+  EXPECT_EQ(crossed["bytes_per_cycle"], 1536);
+  EXPECT_EQ(crossed["minimum_bytes_per_cycle"], 1024);
+  EXPECT_EQ(crossed["bytes_over_minimum"], 1.5);
+  EXPECT_FALSE(point["paths"][1]["between_hosts"].contains("bytes_over_minimum"));
+  const std::string table = table_of(result);
+  EXPECT_PRED2(contains, table, "the longest that any rank took by its own clock");
+  EXPECT_PRED2(contains, table, "     1.5 (1.500)\n");
+  EXPECT_PRED2(contains, table, "         0.5 (-)\n");
+}
+
 TEST(ReportTest, LeavesOutWhatIsUnknown) {
   BenchResult result = sample();
   result.machine.probe = {};

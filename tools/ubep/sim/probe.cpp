@@ -201,7 +201,7 @@ Json pod_json(const ProbeShape& shape, const Measured& m, const PlacementProbe& 
 
 // Returns the exit code.
 int measure(const ProbeShape& shape, Measured& measured) {
-  Stage stage(2, kDoubles);
+  SharedStage stage(2, kDoubles);
   const SharedBytes page(kWordBytes);
   const ProbeRows rows(shape);
   const int code = run_on_stage(stage, 2, "ubep probe", [&](const Bootstrap& bootstrap) {
