@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <numeric>
@@ -71,6 +72,7 @@ class RankBench {
       : plan_(plan),
         stage_(stage),
         rank_(bootstrap.rank),
+        patience_(std::chrono::duration<double>(bootstrap.timeout).count() + 1),
         numbers_(stage.numbers(bootstrap.rank)),
         clock_(most_lanes(plan)),
         settings_(make_settings(bootstrap, plan)),
@@ -141,17 +143,29 @@ class RankBench {
     team_.use(comm(), lanes_);
   }
 
+  // Until peers have given back what the attempt takes. Bounded: they may be gone.
+  template <class Attempt>
+  Status insist(const Attempt& attempt) {
+    double deadline = 0;
+    for (;;) {
+      Status status = attempt();
+      if (status.code != Code::not_ready) return status;
+      if (stage_.failed()) throw Stopped{};
+      if (deadline == 0) deadline = now() + patience_;
+      if (now() > deadline) {
+        status.code = Code::timeout;
+        return status;
+      }
+      if (comm().step() == 0) sched_yield();
+    }
+  }
+
   // The caller's layer before the MoE: new activations in the place that the variant says.
   ConstRows write_activations(const BenchVariant& variant, std::size_t set) {
     const Tensor& master = masters_[set];
     Rows x = x_.view;
     if (variant.in_place) {
-      Status status;
-      while ((status = comm().input(x.num_rows, x.hidden, x.dtype, x)).code == Code::not_ready) {
-        if (stage_.failed()) throw Stopped{};
-        if (comm().step() == 0) sched_yield();
-      }
-      must(status);
+      must(insist([&] { return comm().input(x.num_rows, x.hidden, x.dtype, x); }));
     }
     const auto bytes = static_cast<std::size_t>(x.row_bytes());
     for (std::int64_t t = 0; t < x.num_rows; ++t) {
@@ -179,15 +193,8 @@ class RankBench {
   }
 
   void start_dispatch(const BenchVariant& variant, const ConstRows& x, std::size_t set) {
-    const auto start = [&] {
-      return comm().start_dispatch(x, routing(set), options_of(variant), handle());
-    };
-    Status status;
-    while ((status = start()).code == Code::not_ready) {
-      if (stage_.failed()) throw Stopped{};
-      if (comm().step() == 0) sched_yield();
-    }
-    must(status);
+    must(insist(
+        [&] { return comm().start_dispatch(x, routing(set), options_of(variant), handle()); }));
   }
 
   void combine() {
@@ -502,6 +509,7 @@ class RankBench {
   const BenchPlan& plan_;
   Stage& stage_;
   int rank_;
+  double patience_;  // s
   std::span<double> numbers_;
   LaneClock clock_;                // before the communicators that tell it
   std::vector<Setting> settings_;  // one per BenchPlan::adjusts
