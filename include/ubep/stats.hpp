@@ -45,8 +45,9 @@ struct CommunicatorFacts {
   // of that host ("" of a rank that takes no part). Else empty.
   std::vector<int> host_of;
   std::vector<std::string> host_names;
-  std::string transport;         // between hosts, with its version; "" where all are on one
-  std::uint64_t host_bytes = 0;  // that this rank has put to ranks of other hosts, or fetched, so far
+  std::string transport;  // between hosts, with its version; "" where all are on one
+  std::uint64_t host_bytes =
+      0;  // that this rank has put to ranks of other hosts, or fetched, so far
 };
 
 }  // namespace ubep

@@ -76,7 +76,8 @@ enum class Store : std::uint8_t { automatic, near, far };
 //   exact     k order (default of expert_major).
 //   per_rank  per-rank partial sums in k order, added in rank order (rank_major: the partial sums
 //             are the owners' rows, so it is implied there).
-//   per_host  rank_major: the owners' rows of each host are summed in rank order, that sum is rounded
+//   per_host  rank_major: the owners' rows of each host are summed in rank order, that sum is
+//   rounded
 //             like a row, and the hosts' sums are added in order. A host is a run of ranks, one
 //             number behind the other. What `automatic` is where ranks may be on several hosts.
 enum class Reduction : std::uint8_t { automatic, exact, per_rank, per_host };

@@ -40,8 +40,7 @@ void bind_stats(nb::module_& module) {
               "Of each rank a number that those of its host have alike; empty on one host.")
       .def_ro("host_names", &CommunicatorFacts::host_names)
       .def_ro("transport", &CommunicatorFacts::transport, "Between hosts.")
-      .def_ro("host_bytes", &CommunicatorFacts::host_bytes,
-              "Put to ranks of other hosts so far.");
+      .def_ro("host_bytes", &CommunicatorFacts::host_bytes, "Put to ranks of other hosts so far.");
 }
 
 }  // namespace ubep::python
