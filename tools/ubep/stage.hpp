@@ -67,8 +67,8 @@ class Stage {
   virtual bool barrier(int rank, const Meanwhile& meanwhile) = 0;
   bool barrier(int rank) { return barrier(rank, {}); }
 
-  // The last call of every rank, whether it failed or not: then rank 0 has all numbers, unless the
-  // run has failed (false), and all know why it did.
+  // Collective: then rank 0 has all numbers, unless the run has failed (false). Also every rank's
+  // last call, whether it failed or not: then all know why.
   virtual bool gather(int rank) = 0;
 
   // What the library says of the hosts; null where all ranks are on one.
