@@ -270,7 +270,9 @@ int EngineImpl<F>::advance_combine(Op& op) {
     ++done;
     // publishes: who is absent, to gather_token() on any lane, before `ready` says so of them.
     op.lost.store_release(op.absent);
-    const RankSet ready = ready_owners(op);
+    RankSet ready = h.routed->send.owners;
+    ready -= op.waiting;
+    if (sums_by_host(*h.routed)) add_ready_hosts(op, ready);
     // publishes: the bases of these owners, to gather_token() on any lane; without the order it
     // would take addresses from half a table.
     op.ready.store_release(ready);

@@ -280,7 +280,7 @@ class EngineImpl final : public Engine {
   }
   // allgather between hosts, too: as much care as for relay.
   bool relays(const Routed& r) const {
-    return r.options.path == Path::relay || (config_.relay && r.options.path == Path::allgather);
+    return config_.relay && (r.options.path == Path::relay || r.options.path == Path::allgather);
   }
   // One row for each (token, host) comes back.
   bool sums_by_host(const Routed& r) const {
@@ -316,7 +316,7 @@ class EngineImpl final : public Engine {
   void begin_sums(Op& op);
   bool advance_gateway(Op& op, int q);
   bool take_missing(Op& op, int q, bool all);
-  RankSet ready_owners(const Op& op) const;
+  void add_ready_hosts(const Op& op, RankSet& ready) const;
   int advance_sums(Op& op);
   void note_lacking(Op& op);
   void tell_ranks(Range place, const RankSet& ranks, int to);
@@ -487,10 +487,13 @@ Op& EngineImpl<F>::free_op() {
   for (const auto& op : ops_) {
     if (op->line.kind != OpKind::none) continue;
     op->cached = op->encoding = op->announced = op->sent = op->placed = op->by_expert = false;
-    for (RankSet* set :
-         {&op->absent, &op->unplaced, &op->pushers, &op->coming, &op->unsent, &op->decoding,
-          &op->targets, &op->copying, &op->early, &op->relaying, &op->summing, &op->helpers}) {
+    for (RankSet* set : {&op->absent, &op->unplaced, &op->pushers, &op->coming, &op->unsent,
+                         &op->decoding, &op->targets, &op->copying, &op->early}) {
       set->clear();
+    }
+    if (config_.relay) {
+      for (RankSet* set : {&op->relaying, &op->summing, &op->helpers}) set->clear();
+      op->relay.clear();
     }
     op->status = {};
     std::fill(op->stage.begin(), op->stage.end(), Op::kOpLine);
@@ -504,7 +507,6 @@ Op& EngineImpl<F>::free_op() {
     op->count.clear();
     op->send.clear();
     op->receive.clear();
-    op->relay.clear();
     op->copied.store_release(0);                // publishes: nothing; no tile is out yet
     op->unpublished.store_release(0);           // publishes: nothing; likewise
     op->lost.store_release(op->absent);         // publishes: nothing, the set is empty; likewise

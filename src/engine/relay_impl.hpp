@@ -341,20 +341,17 @@ bool EngineImpl<F>::take_missing(Op& op, int q, bool all) {
   return true;
 }
 
-// Owners whose rows, or whose host's sums, can be added up.
+// Of owners that nothing is awaited from: those of other hosts whose gateway is awaited are not
+// ready. Ranks whose outputs only others need are.
 template <Fabric F>
-RankSet EngineImpl<F>::ready_owners(const Op& op) const {
+void EngineImpl<F>::add_ready_hosts(const Op& op, RankSet& ready) const {
   const Routed& routed = *op.handle->routed;
-  RankSet ready = routed.send.owners;
-  ready -= op.waiting;
-  if (!sums_by_host(routed)) return ready;
   ready |= op.helpers;
   ready -= op.waiting;
   routed.send.owners.for_each([&](int owner) {
     const int host = hosts_.host_of(owner);
     if (host != my_host() && op.waiting.contains(gateway_to(routed, host))) ready.erase(owner);
   });
-  return ready;
 }
 
 // As the gateway: adds up once the outputs of this host's ranks are there, and tells the sources.

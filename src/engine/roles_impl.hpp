@@ -54,7 +54,8 @@ int EngineImpl<F>::run_tiles(int lane) {
       if (rows != 0) charge(lane, Activity::send);
       done += rows;
     }
-    if (!op->relay.idle()) done += op->relay.run([&](Tile& t) { return sum_relayed(*op, t); });
+    if (config_.relay && !op->relay.idle())
+      done += op->relay.run([&](Tile& t) { return sum_relayed(*op, t); });
     if (!receives_first) receive(*op);
   }
   return done;
