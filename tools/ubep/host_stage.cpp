@@ -124,6 +124,10 @@ bool HostStage::barrier(int /*rank*/, const Meanwhile& meanwhile) {
   const bool bad = std::any_of(rows_.begin(), rows_.end(), [](const std::vector<std::byte>& row) {
     return row.empty() || row[0] != std::byte{0};
   });
+  // Its loss may have been told to an operation of the measured communicator before.
+  for (std::size_t r = 0; r < rows_.size(); ++r) {
+    if (rows_[r].empty()) fail(kPeerLost, "rank " + std::to_string(r) + " ended");
+  }
   if (bad) exchange_failures();
   return !bad;
 }
