@@ -72,7 +72,7 @@ class UBEP_API Communicator {
   // Collective. Throws Error{invalid_argument, setup} within bootstrap.timeout (ranks other than 0
   // wait 2 s longer for rank 0 to tell them why). A rank that cannot join tells the others why.
   static Communicator create(const Bootstrap& bootstrap, const CommunicatorOptions& options);
-  // What create() would reserve on `rank`.
+  // What create() would reserve on `rank`, where all ranks are on one host.
   static MemoryPlan plan_memory(const CommunicatorOptions& options, int rank, int size);
 
   ~Communicator();

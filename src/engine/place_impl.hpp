@@ -234,6 +234,7 @@ int EngineImpl<F>::pull_rows(Op& op, Tile& tile) {
   const std::uint64_t stride = op.stride;
   const std::size_t bytes = op.row_bytes;
   const bool in_place = tile.pushed && !to_windows(*h.routed);
+  const bool relayed = is_relayed(*h.routed, q);
   const auto row_stride = static_cast<std::uint64_t>(h.received.stride_bytes);
   const std::uint64_t window = window_rows(*h.routed, rank_) * tile.peer;
   const std::uint64_t limit = op.line.capacity;
@@ -251,15 +252,15 @@ int EngineImpl<F>::pull_rows(Op& op, Tile& tile) {
     const std::uint64_t to = at_once ? window + tile.next : row_index(h, q, tile.next, group);
     if (limit != 0 && to >= (group + 1) * limit) continue;  // beyond the expert's capacity
     const std::byte* from =
-        q == rank_                 ? h.x.row(token)
-        : is_relayed(*h.routed, q) ? relayed_rows(op, q, token, 1)
+        q == rank_ ? h.x.row(token)
+        : relayed  ? relayed_rows(op, q, token, 1)
         : tile.pushed
             ? fabric_.inbox(own().rows(h.slot, stride, in_place ? to : window + tile.next, 1))
             : fabric_.acquire(q, range);
     if (from == nullptr) break;
     copy_row(store, rows + to * row_stride, from, bytes);
     copied += bytes;
-    if (q != rank_ && !tile.pushed && !is_relayed(*h.routed, q)) fabric_.release(q, range);
+    if (q != rank_ && !tile.pushed && !relayed) fabric_.release(q, range);
   }
   fabric_.order(Ordering::before_flag);  // orders: this lane's streamed rows before the tile's end
   op.copied.add_relaxed(copied);

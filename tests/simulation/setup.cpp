@@ -148,49 +148,17 @@ void share_work(Setup& setup, Random& random) {
   }
 }
 
-// Ranks on several hosts, mapped inside of each; most operations are relayed.
-void spread_over_hosts(Setup& setup, Random& random) {
-  Case& c = setup.calls;
-  c.options.push = true;
-  c.options.bsp = false;
-  c.options.protocol = Protocol::automatic;
-  c.options.checksum_rows = 0;
+// Ranks on several hosts, mapped inside of each.
+void draw_hosts(Setup& setup, Random& random) {
   std::vector<int> host_of(1, 0);
-  while (static_cast<int>(host_of.size()) < c.num_ranks) {
+  while (static_cast<int>(host_of.size()) < setup.calls.num_ranks) {
     host_of.push_back(host_of.back() + (random.one_in(2) ? 1 : 0));
   }
+  spread_over_hosts(setup.calls, host_of, random);
+  setup.calls.options.stage_pushed = random.one_in(2);
   setup.world.mapped = false;
   setup.world.hosts = HostMap(host_of);
-  c.options.max_topk = std::max(c.options.max_topk, setup.world.hosts.num_hosts());  // allgather
   setup.returns = true;
-  c.options.stage_pushed = random.one_in(2);
-  for (Operation& op : c.operations) {
-    Problem& problem = op.problem;
-    op.bsp = false;
-    problem.host_of = host_of;
-    const bool relays = !problem.topk1 && !problem.every_token && !random.one_in(4);
-    if (problem.layout == Layout::rank_major) {
-      problem.reduction = relays || problem.every_token || random.one_in(2) ? Reduction::automatic
-                                                                            : Reduction::per_rank;
-    }
-    if (op.origin >= 0) {
-      problem.reduction = c.operations[index(op.origin)].problem.reduction;
-      for (std::size_t r = 0; r < op.local.size(); ++r) {
-        op.local[r].options = c.operations[index(op.origin)].local[r].options;
-      }
-      continue;
-    }
-    for (LocalChoice& local : op.local) {
-      local.by_expert = local.options.by_expert = false;
-      local.options.mapped_view = false;
-      local.options.reduction = problem.reduction;
-      if (problem.every_token) continue;
-      local.options.path = relays ? Path::relay : random.one_in(2) ? Path::push : Path::pull;
-    }
-  }
-  for (Operation& op : c.operations) {
-    for (LocalChoice& local : op.local) local.by_expert = false;
-  }
 }
 
 // Whole rows of what says that nothing has come, or a word of it.
@@ -371,7 +339,7 @@ Setup make_setup(std::uint64_t seed, const Cuts& cuts, bool loses_release) {
   const bool may_spread = cuts.protocol == Protocol::automatic && !errs && !failing_push;
   if ((seed % 16 == 5 || cuts.hosts) && world.ranks > 1 && may_spread) {
     Random hosts(seed, 31, 6);
-    spread_over_hosts(setup, hosts);
+    draw_hosts(setup, hosts);
   }
   size_memory(group_of(setup), world.memory);
   if (cuts.prompt) world.hesitation = world.pod.jitter = 0;
@@ -383,6 +351,11 @@ GroupConfig group_of(const Setup& setup) {
   config.returns = setup.returns;
   config.relay = !setup.world.hosts.empty();
   return config;
+}
+
+bool is_relayed(const Setup& setup, const LocalChoice& local) {
+  const Path path = local.options.path;
+  return !setup.world.hosts.empty() && path != Path::push && path != Path::pull;
 }
 
 std::string Cuts::arguments() const {

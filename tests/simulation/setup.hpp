@@ -69,6 +69,9 @@ struct Setup {
 
 GroupConfig group_of(const Setup& setup);
 
+// Whether a rank takes the way of relay, as allgather between hosts does.
+bool is_relayed(const Setup& setup, const LocalChoice& local);
+
 // `loses_release`: the planted fault of the fabric (sim/memory.hpp).
 Setup make_setup(std::uint64_t seed, const Cuts& cuts = {}, bool loses_release = false);
 

@@ -168,7 +168,7 @@ DispatchOptions SimRank::options_of(int number) const {
                .path = Path::pull,
                .quant = options.quant};
   }
-  return resolve(options, group_of(setup_), {}).options;
+  return resolve(options, group_of(setup_), {.hosts = !setup_.world.hosts.empty()}).options;
 }
 
 bool SimRank::start_dispatch(int number) {
@@ -277,10 +277,7 @@ bool SimRank::end(int number) {
 // A gateway that gives up takes what it relays along.
 bool SimRank::may_give_up(int number) const { return !relays(number); }
 
-bool SimRank::relays(int number) const {
-  const Path path = local(number).options.path;
-  return path == Path::relay || (path == Path::allgather && !setup_.world.hosts.empty());
-}
+bool SimRank::relays(int number) const { return is_relayed(setup_, local(number)); }
 
 bool SimRank::same_host(int r) const { return setup_.world.hosts.same(r, rank_); }
 

@@ -152,10 +152,8 @@ class Run {
       }
       const Operation& operation = setup_.calls.operations[index(i)];
       // A gateway that dies takes along what it relays, whatever others have of its own.
-      const Path path = operation.local[index(victim)].options.path;
-      const bool relays =
-          !setup_.world.hosts.empty() && (path == Path::relay || path == Path::allgather);
-      if (!relays && !outputs_tell_themselves(operation)) {
+      if (!is_relayed(setup_, operation.local[index(victim)]) &&
+          !outputs_tell_themselves(operation)) {
         check_combines(i, victim, problem);
       }
     }

@@ -379,6 +379,39 @@ Case make_case(std::uint64_t seed, const CaseLimits& limits) {
   return c;
 }
 
+void spread_over_hosts(Case& c, const std::vector<int>& host_of, Random& random) {
+  c.options.push = true;
+  c.options.bsp = false;
+  c.options.protocol = Protocol::automatic;
+  c.options.checksum_rows = 0;
+  c.options.max_topk = std::max(c.options.max_topk, host_of.back() + 1);  // for allgather
+  for (Operation& op : c.operations) {
+    Problem& problem = op.problem;
+    op.bsp = false;
+    problem.host_of = host_of;
+    for (LocalChoice& local : op.local) local.by_expert = false;
+    if (op.origin >= 0) {
+      const Operation& origin = c.operations[index(op.origin)];
+      problem.reduction = origin.problem.reduction;
+      for (std::size_t r = 0; r < op.local.size(); ++r)
+        op.local[r].options = origin.local[r].options;
+      continue;
+    }
+    const bool relays = !problem.topk1 && !problem.every_token && !random.one_in(4);
+    if (problem.layout == Layout::rank_major) {
+      const bool by_host = relays || problem.every_token || random.one_in(2);
+      problem.reduction = by_host ? Reduction::automatic : Reduction::per_rank;
+    }
+    for (LocalChoice& local : op.local) {
+      local.options.by_expert = local.options.mapped_view = false;
+      local.options.reduction = problem.reduction;
+      if (problem.every_token) continue;
+      local.options.path = relays ? random.pick<Path>({Path::relay, Path::automatic})
+                                  : random.pick<Path>({Path::push, Path::pull});
+    }
+  }
+}
+
 std::array<ConstRows, 2> added_rows(const Problem& problem, int rank) {
   std::array<ConstRows, 2> rows;
   const RankInput& input = problem.ranks[index(rank)];

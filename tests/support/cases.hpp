@@ -75,6 +75,9 @@ struct CaseLimits {
   bool draws_protocol = true;  // of pushed rows
 };
 
+// Makes it one of ranks on several hosts, by rank; most operations are relayed.
+void spread_over_hosts(Case& c, const std::vector<int>& host_of, Random& random);
+
 // What a rank adds to the sums of an operation.
 std::array<ConstRows, 2> added_rows(const Problem& problem, int rank);
 

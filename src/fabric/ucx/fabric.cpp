@@ -85,8 +85,6 @@ UcxFabric::UcxFabric(const JoinRequest& request, ShmFabric& local, std::vector<H
       members_(std::move(members)),
       told_bytes_(request.told_bytes),
       pending_(static_cast<std::size_t>(local.size())) {
-  linger_ = std::chrono::duration_cast<std::chrono::milliseconds>(request.deadline -
-                                                                  std::chrono::steady_clock::now());
   for (int r : members_) {
     if (is_remote(r)) remote_.push_back(r);
   }
@@ -138,7 +136,10 @@ void UcxFabric::connect(const JoinRequest& request, TcpMeeting& meeting) {
   await_words(request, kGreetingOffset);
   set_state(PeerState::live);
   await_words(request, kStateOffset);
+  const auto begun = std::chrono::steady_clock::now();
   (void)meeting.exchange({});  // nobody begins before all can be reached
+  // A set-up that fails has nothing to wait for: others are to be told at once.
+  linger_ = std::chrono::duration_cast<std::chrono::milliseconds>(request.deadline - begun);
 }
 
 // Until this word of every rank is here. Of greetings also until mine have arrived: whoever tells
@@ -206,7 +207,8 @@ void UcxFabric::replicate(int rank, std::span<const Range> ranges) {
 
 void UcxFabric::commit_at(int rank, Range range, Store store) {
   if (!is_remote(rank)) return local_.commit_at(rank, range, store);
-  local_.order(Ordering::before_flag);  // orders: streamed rows, before another lane sends them
+  // orders: streamed rows, before another lane sends them.
+  if (store == Store::far) local_.order(Ordering::before_flag);
   const std::lock_guard lock(mutex_);
   Pending& pending = pending_[static_cast<std::size_t>(rank)];
   if (range.offset != pending.end) put_pending(rank);

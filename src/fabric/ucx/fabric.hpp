@@ -30,7 +30,7 @@ class UcxFabric {
   // Collective. Throws Error{setup}.
   static Joined join(const JoinRequest& request, const TcpPlace& place);
   static void decline(const JoinRequest& request, const TcpPlace& place, const char* why);
-  // Waits until all that was sent has arrived, up to the time that set_up() had at most.
+  // Waits until all that was sent has arrived, for as long as the set-up had left when it was done.
   ~UcxFabric();
 
   const FabricFacts& facts() const { return facts_; }

@@ -35,7 +35,7 @@ void find(void* library, const char* name, Function& function) {
   function = reinterpret_cast<Function>(dlsym(library, name));
   if (function != nullptr) return;
   throw Error(ErrorCode::setup,
-              fmt::format("{} has no {}: expected UCX 1.12 or newer", kName, name));
+              fmt::format("{} has no {}: expected UCX 1.13 or newer", kName, name));
 }
 
 UcpLibrary load() {
